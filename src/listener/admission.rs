@@ -323,7 +323,7 @@ pub(crate) struct AdmittedClient {
 #[derive(Debug)]
 pub(crate) enum ClientPermit {
     /// That of its connection, until it requests a session with [`Admission::open`].
-    Connection(Permit),
+    Connection(Arc<Permit>),
     /// That of its session. Its connection keeps no other client from connecting any more.
     Session(#[expect(dead_code, reason = "held until the client has disconnected")] SessionPermit),
     /// None: its link has limits of its own.
@@ -344,7 +344,7 @@ pub struct AuthorizedRequest {
 impl Admission {
     pub(crate) fn new(context: Arc<ListenerContext>, from: SocketAddr, permit: Permit) -> Self {
         let client = AdmittedClient { from, proof: ClientIdentity::None, server_name: None, linked: None };
-        Self::of(context, client, ClientPermit::Connection(permit))
+        Self::of(context, client, ClientPermit::Connection(Arc::new(permit)))
     }
 
     pub(crate) fn of(context: Arc<ListenerContext>, client: AdmittedClient, permit: ClientPermit) -> Self {
@@ -367,7 +367,7 @@ impl Admission {
     }
 
     /// Returns the permit of the client's connection, while it has one.
-    pub(crate) fn permit(&self) -> Option<&Permit> {
+    pub(crate) fn permit(&self) -> Option<&Arc<Permit>> {
         if let ClientPermit::Connection(permit) = &self.permit { Some(permit) } else { None }
     }
 
@@ -455,7 +455,7 @@ impl Admission {
 
     /// Marks the permit as active: bytes of a request have been read, so no newcomer of the same source takes the permit.
     pub(crate) fn mark_active(&self) {
-        self.permit().into_iter().for_each(Permit::mark_active);
+        self.permit().into_iter().for_each(|permit| permit.mark_active());
     }
 
     /// Returns true if the permit was revoked. The connection is dropped after this poll, so answer now.
@@ -465,7 +465,7 @@ impl Admission {
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.
     pub fn mark_idle(&self) {
-        self.permit().into_iter().for_each(Permit::mark_idle);
+        self.permit().into_iter().for_each(|permit| permit.mark_idle());
     }
 
     /// Makes all checks that need no remote end, in the order that reveals least to strangers.

@@ -4,9 +4,9 @@
 //! following requests with the same route. Bodies are streamed; after an upgrade both streams carry raw bytes.
 
 pub(crate) mod client_connection;
+pub(crate) mod head_meter;
 pub(crate) mod headers;
 pub mod idle_timer;
-pub mod long_url;
 pub mod message;
 pub(crate) mod requests;
 pub(crate) mod session_connection;
@@ -16,34 +16,30 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{Response, StatusCode, Version};
+use http::{Response, Version};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::rustls::ClientConfig;
-use tokio_util::sync::CancellationToken;
 
-use crate::listener::admission::heads::{
-    HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS, http_server,
-};
+use crate::listener::admission::heads::{LONG_HEAD_BYTES, LONG_HEAD_FIELDS, http_server};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, NO_PENDING};
 use crate::listener::client_handler::HEAD_TIME;
 use crate::listener::denial::{Denial, bad_head, header_failure, reject_http2, written};
 use crate::listener::forward::client_connection::ClientIo;
-use crate::listener::forward::idle_timer::{ClientDeadline, IdleTimer};
-use crate::listener::forward::long_url::shorten;
+use crate::listener::forward::head_meter::HeadMeter;
+use crate::listener::forward::idle_timer::{ClientAction, IdleTimer};
 use crate::listener::forward::message::ResponseBody;
 use crate::listener::forward::requests::RequestForwarder;
 use crate::listener::requests::{ParseRequest, RequestRouter};
 use crate::session_io::copy::close::wait_acknowledged;
-use tunnel_base::drain::Drain;
-use tunnel_net::limiter::{Permit, Source};
+use tunnel_net::limiter::Source;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -59,60 +55,23 @@ pub(crate) async fn forward<C: Connection>(
     tls: Option<ReloadedValue<ClientConfig>>,
     parse: &ParseRequest<'_>,
 ) -> AdmissionOutcome<C> {
+    // hyper keeps the client's connection, and each request goes through the forwarder.
     socket.set_reset_on_drop(true);
     let context = Arc::clone(admission.context());
     let source = Source::of(admission.from().ip());
-    let clock = Arc::new(IdleTimer::new());
-    let evicted = admission.permit().map(Permit::revoked).unwrap_or_default();
+    let permit = admission.permit().cloned();
+    // Cancelled when another connection takes this one's place.
+    let evicted = permit.as_ref().map(|permit| permit.revoked()).unwrap_or_default();
+    let clock = Arc::new(IdleTimer::new(permit, HeadMeter::new(context.pending.long_heads.clone(), source)));
     let router = RequestRouter::new(admission, tls, parse);
     let exchange = RequestForwarder::new(router, Arc::clone(&clock), &context, source);
-    let io = ClientIo::new(socket, Arc::clone(&clock));
-    let mut served = serve(io, server(), &exchange, &context.drain, &evicted).await;
-    if served.rejected == Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
-        // Most heads are short, so the connection of a long one is parsed again, with more memory, and not reused.
-        match context.pending.long_heads.try_acquire(&source) {
-            Ok(_permit) => {
-                let ReleasedConnection { mut socket, buffered, .. } = served;
-                let until = clock.deadline(false).map_or_else(Instant::now, ClientDeadline::at);
-                let Ok(Ok((ahead, url_end))) = timeout_at(until, shorten(&mut socket, buffered)).await else {
-                    return AdmissionOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
-                };
-                *exchange.url_end.lock() = url_end;
-                let io = ClientIo { ahead, ..ClientIo::new(socket, clock) };
-                served = serve(io, long_server(), &exchange, &context.drain, &evicted).await;
-                let limits = (LONG_HEAD_BYTES, LONG_HEAD_FIELDS);
-                return finish(served, exchange, limits, &context).await;
-            }
-            Err(_) => return refuse(served, exchange, Denial::Busy(TOO_MANY_LONG_HEADS)).await,
-        }
-    }
-    finish(served, exchange, (HEAD_BYTES, HEAD_FIELDS), &context).await
-}
-
-/// A client's connection that is no longer served, with the unread bytes.
-struct ReleasedConnection<C> {
-    ended: ConnectionEnd,
-    socket: C,
-    buffered: Bytes,
-    /// The status of hyper's own response to the last head, which was withheld.
-    rejected: Option<StatusCode>,
-}
-
-/// Serves requests with one configuration of hyper's server. `evicted` is cancelled when another connection takes this
-/// one's place.
-async fn serve<C: Connection>(
-    io: ClientIo<C>,
-    server: http1::Builder,
-    exchange: &RequestForwarder<'_>,
-    drain: &Drain,
-    evicted: &CancellationToken,
-) -> ReleasedConnection<C> {
-    let clock = Arc::clone(&io.clock);
     let answer = |request| -> BoxFuture<'_, Result<Response<ResponseBody>, Infallible>> {
         Box::pin(exchange.answer(request))
     };
-    let mut connection = server.serve_connection(TokioIo::new(io), service_fn(answer));
-    let mut draining = pin!(drain.draining());
+    let io = TokioIo::new(ClientIo::new(socket, Arc::clone(&clock)));
+    let mut connection = server().serve_connection(io, service_fn(answer));
+    // Drive both ends in turns, and watch what ends them.
+    let mut draining = pin!(context.drain.draining());
     let mut silence = pin!(sleep_until(Instant::now()));
     let mut leaving = false;
     let ended = poll_fn(|cx| {
@@ -131,52 +90,55 @@ async fn serve<C: Connection>(
         if clock.is_lost() {
             return Poll::Ready(ConnectionEnd::Gone);
         }
-        let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
-        if evicted.is_cancelled() && matches!(deadline, ClientDeadline::Head(_) | ClientDeadline::Request(_))
-        {
+        let Some((deadline, action)) = clock.deadline(leaving) else { return Poll::Pending };
+        if evicted.is_cancelled() && action != ClientAction::Transfer {
             return Poll::Ready(ConnectionEnd::Evicted);
         }
-        if silence.deadline() != deadline.at() {
-            silence.as_mut().reset(deadline.at());
+        if silence.deadline() != deadline {
+            silence.as_mut().reset(deadline);
         }
-        match (silence.as_mut().poll(cx), deadline) {
-            (Poll::Ready(()), ClientDeadline::Head(_)) => return Poll::Ready(ConnectionEnd::TooSlow),
-            (Poll::Ready(()), ClientDeadline::Answer(_) | ClientDeadline::Body(_)) => {
-                return Poll::Ready(ConnectionEnd::Gone);
-            }
-            (Poll::Ready(()), ClientDeadline::Request(_)) => {
+        ready!(silence.as_mut().poll(cx));
+        match action {
+            ClientAction::Head => Poll::Ready(ConnectionEnd::TooSlow),
+            ClientAction::Transfer => Poll::Ready(ConnectionEnd::Gone),
+            ClientAction::Request => {
                 leaving = true;
                 Pin::new(&mut connection).graceful_shutdown();
                 cx.waker().wake_by_ref();
+                Poll::Pending
             }
-            (Poll::Pending, _) => {}
         }
-        Poll::Pending
     })
     .await;
+    // A head that was not read to its end, or cannot be parsed, still gets a response.
     let parts = connection.into_parts();
     let io = parts.io.into_inner();
     let rejected = io.rejected;
     let (socket, buffered) = io.into_parts(parts.read_buf);
-    ReleasedConnection { ended, socket, buffered, rejected }
+    let denial = match (clock.head.refusal(), rejected) {
+        (Some(refusal), _) => Some(refusal),
+        (None, Some(status)) => Some(bad_head(status, LONG_HEAD_BYTES, LONG_HEAD_FIELDS)),
+        (None, None) => {
+            let is_evicted = matches!(ended, ConnectionEnd::Evicted) && !buffered.is_empty();
+            is_evicted.then_some(Denial::Busy(NO_PENDING))
+        }
+    };
+    match denial {
+        Some(denial) => refuse(ended, socket, exchange, denial).await,
+        None => finish(ended, socket, buffered, exchange, &context).await,
+    }
 }
 
-/// Returns the outcome of serving a client, with its connection if that is still open. `limits` are those of a head:
-/// bytes, and fields.
+/// Returns the outcome of serving a client, with its connection if that is still open.
 async fn finish<C: Connection>(
-    served: ReleasedConnection<C>,
+    ended: ConnectionEnd,
+    mut socket: C,
+    buffered: Bytes,
     exchange: RequestForwarder<'_>,
-    limits: (usize, usize),
     context: &ListenerContext,
 ) -> AdmissionOutcome<C> {
-    if let Some(status) = served.rejected {
-        return refuse(served, exchange, bad_head(status, limits.0, limits.1)).await;
-    }
-    if matches!(served.ended, ConnectionEnd::Evicted) && !served.buffered.is_empty() {
-        return refuse(served, exchange, Denial::Busy(NO_PENDING)).await;
-    }
-    let ReleasedConnection { ended, mut socket, buffered, .. } = served;
-    let error = match (ended, exchange.end()) {
+    let switched = exchange.end();
+    let error = match (ended, switched) {
         (ConnectionEnd::Hyper(Ok(())), Some(session)) => {
             return AdmissionOutcome::Opened { session, socket, buffered };
         }
@@ -214,12 +176,13 @@ async fn finish<C: Connection>(
 
 /// Responds to a head that cannot be parsed.
 async fn refuse<C: Connection>(
-    served: ReleasedConnection<C>,
+    ended: ConnectionEnd,
+    mut socket: C,
     exchange: RequestForwarder<'_>,
     denial: Denial,
 ) -> AdmissionOutcome<C> {
-    let ReleasedConnection { ended, mut socket, .. } = served;
     let reason = match &ended {
+        ConnectionEnd::Hyper(Err(_)) if matches!(denial, Denial::Busy(_)) => "header_too_large",
         ConnectionEnd::Hyper(Err(error)) => header_failure(error),
         _ => "reset",
     };
@@ -249,22 +212,17 @@ enum ConnectionEnd {
 
 fn server() -> http1::Builder {
     let mut server = http_server();
-    server.preserve_header_case(true);
     server
-}
-
-/// Returns the configuration for one request with a long head.
-fn long_server() -> http1::Builder {
-    let mut server = server();
-    server
+        .preserve_header_case(true)
         .max_headers(LONG_HEAD_FIELDS)
         .max_header_size(LONG_HEAD_BYTES)
-        .max_buf_size(LONG_HEAD_BYTES)
-        .keep_alive(false);
+        .max_buf_size(LONG_HEAD_BYTES);
     server
 }
 
-const TOO_MANY_LONG_HEADS: &str = "too many requests and responses with long heads at once";
+/// Maximum number of bytes that hyper gets at once. Its buffers can hold a long head, but with such pieces they do not
+/// grow by a body, of which it queues at most 16 pieces.
+const PIECE_BYTES: usize = 8 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -109,16 +109,6 @@ impl<'a> RequestRouter<'a> {
     pub(crate) fn failed(&self, denial: Denial) -> DeniedRequest {
         DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone().into_boxed_str() }
     }
-
-    /// Records that a part of the client's next head was read.
-    pub(crate) fn begun(&self) {
-        self.admission.mark_active();
-    }
-
-    /// Records that the client has its response, so that this process now waits for the client.
-    pub(crate) fn answered(&self) {
-        self.admission.mark_idle();
-    }
 }
 
 /// Wraps an opened session in TLS. If that fails, ends the session and writes its access log entry.

@@ -85,8 +85,7 @@ async fn a_request_with_many_fields_or_a_long_head_arrives_whole() {
         (fields(4000), true),
         (format!("x: {}\r\n", "y".repeat((1 << 20) - 100)), true),
         // An exec of a long command, which is in the URL.
-        ("?".to_owned() + &"command=y&".repeat(7200), true),
-        ("?".to_owned() + &"y".repeat(1 << 19), true),
+        ("?".to_owned() + &"command=y&".repeat(6500), true),
     ] {
         let request = match more.strip_prefix('?') {
             Some(query) => request("").replacen("/ ", &format!("/exec?{query} "), 1),
@@ -117,7 +116,7 @@ async fn a_request_head_that_is_too_long_or_invalid_is_refused_with_an_explanati
         (format!("GET / HTTP/1.1\r\nHost: node1\r\n{}\r\n", fields(4100)), 431, too_long),
         (format!("GET / HTTP/1.1\r\nHost: node1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20)), 431, too_long),
         (
-            format!("GET /?{}#z HTTP/1.1\r\nHost: node1\r\n\r\n", "y".repeat(72_000)),
+            format!("GET /?{} HTTP/1.1\r\nHost: node1\r\n\r\n", "y".repeat(72_000)),
             414,
             "the request's URL is too long: at most 65534 bytes are accepted",
         ),

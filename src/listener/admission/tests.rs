@@ -215,6 +215,7 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
     let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
     let lost = permit.revoked();
     let mut admission = Admission::new(context.clone(), CLIENT_ADDRESS, permit);
+    let permit = admission.permit().cloned().unwrap();
     let parse = |_: &_| open_request("node1:22");
     let mut requests = RequestRouter::new(&mut admission, None, &parse);
     let head = http::Request::new(()).into_parts().0;
@@ -223,7 +224,7 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
         requests.route(Ok(&head)).await.unwrap();
         let _newcomers: Vec<_> = (0..9).map(newcomer).collect();
         assert!(!lost.is_cancelled(), "its request is in flight");
-        requests.answered();
+        permit.mark_idle();
     }
     assert!(!lost.is_cancelled());
     let _newcomers = (newcomer(1), newcomer(2));

@@ -12,6 +12,7 @@ use http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::listener::denial::automatic_response;
+use crate::listener::forward::PIECE_BYTES;
 use crate::listener::forward::idle_timer::IdleTimer;
 use tunnel_net::keepalive::DisconnectDetector;
 use tunnel_net::socket::Connection;
@@ -21,19 +22,19 @@ use tunnel_net::socket::Connection;
 /// While a response is pending, hyper reads nothing but flushes each time it is polled, so the flush reads ahead.
 #[derive(Debug)]
 pub(crate) struct ClientIo<C> {
-    pub(super) io: C,
-    pub(super) clock: Arc<IdleTimer>,
+    io: C,
+    clock: Arc<IdleTimer>,
     /// Bytes read ahead. Until hyper has consumed them, nothing more is read.
-    pub(super) ahead: Bytes,
+    ahead: Bytes,
     /// Whether the client may still be reading, once it has closed its write half.
-    pub(super) ended: Option<bool>,
-    pub(super) loss: DisconnectDetector,
+    ended: Option<bool>,
+    loss: DisconnectDetector,
     /// The status of hyper's own response to a head that it cannot parse. It is withheld, because it has no text.
     pub(super) rejected: Option<StatusCode>,
     /// Whether a part of the last write is still to be written, so that nothing may come between.
-    pub(super) is_within_write: bool,
+    is_within_write: bool,
     /// The rest of an interim response that was written in part.
-    pub(super) interim: Vec<u8>,
+    interim: Vec<u8>,
 }
 
 impl<C: Connection> ClientIo<C> {
@@ -127,13 +128,19 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
     ) -> Poll<io::Result<()>> {
         let before = out.filled().len();
         if self.ahead.is_empty() {
-            ready!(self.poll_read_io(cx, out))?;
+            self.clock.head.admit()?;
+            let fits = PIECE_BYTES.min(out.remaining());
+            let mut piece = ReadBuf::new(out.initialize_unfilled_to(fits));
+            ready!(self.poll_read_io(cx, &mut piece))?;
+            let count = piece.filled().len();
+            out.advance(count);
         } else {
             let fits = self.ahead.len().min(out.remaining());
             out.put_slice(&self.ahead.split_to(fits));
         }
-        if out.filled().len() > before {
-            self.clock.on_received();
+        match out.filled().len() - before {
+            0 => {}
+            count => self.clock.on_received(count),
         }
         Poll::Ready(Ok(()))
     }

@@ -1,16 +1,24 @@
 //! Timeouts of an inactive client: between two requests, within a head, and after it has closed its write half.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::listener::client_handler::HEAD_TIME;
+use crate::listener::forward::head_meter::HeadMeter;
 use crate::session_io::copy::close::READER_PAUSE;
+use tunnel_net::limiter::Permit;
 
-/// The phase of a client's connection, with its deadline.
+/// The phase of a client's connection, with its deadline. Keeps the client's permit active or idle.
 #[derive(Debug)]
-pub(crate) struct IdleTimer(Mutex<Inner>);
+pub(crate) struct IdleTimer {
+    inner: Mutex<Inner>,
+    permit: Option<Arc<Permit>>,
+    /// The meter of the client's heads.
+    pub(super) head: HeadMeter,
+}
 
 /// The locked state of an [`IdleTimer`].
 #[derive(Debug)]
@@ -18,16 +26,13 @@ struct Inner {
     phase: RequestPhase,
     /// Whether hyper's server must be polled: a request's body has ended, or an interim response was added.
     requested: bool,
-    /// Whether a head began, and whether a response was completed, since the last check.
-    begun: bool,
-    answered: bool,
     /// Whether the client has disconnected or vanished.
     lost: bool,
     /// Interim responses of the target that are not written yet; at most [`MAX_INTERIM`] bytes.
     interim: Vec<u8>,
 }
 
-/// The phase of a client's connection, which decides its next [`ClientDeadline`].
+/// The phase of a client's connection, which decides its next deadline.
 #[derive(Debug, Clone, Copy)]
 enum RequestPhase {
     /// A head is being received since this time.
@@ -40,50 +45,42 @@ enum RequestPhase {
     Idle(Instant),
 }
 
-/// The time at which a client has been inactive for too long, with the expected action.
+/// What a client has to do before its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ClientDeadline {
-    /// The client must start another request.
-    Request(Instant),
-    /// The client must send the rest of a head.
-    Head(Instant),
-    /// The client must read its response; otherwise it is considered disconnected.
-    Answer(Instant),
-    /// The client must send more of its request's body.
-    Body(Instant),
+pub(crate) enum ClientAction {
+    /// Start another request.
+    Request,
+    /// Send the rest of a head.
+    Head,
+    /// Read its response, or send more of its request's body; otherwise it is considered disconnected.
+    Transfer,
 }
 
 impl IdleTimer {
     /// Creates the timer of a new client, which must send a request.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(permit: Option<Arc<Permit>>, head: HeadMeter) -> Self {
+        head.begin();
         let phase = RequestPhase::Head(Instant::now());
-        let interim = Vec::new();
-        Self(Mutex::new(Inner {
-            phase,
-            requested: false,
-            begun: false,
-            answered: false,
-            lost: false,
-            interim,
-        }))
+        let inner = Mutex::new(Inner { phase, requested: false, lost: false, interim: Vec::new() });
+        Self { inner, permit, head }
     }
 
     /// Records that a head is complete and whether a body follows.
     pub(crate) fn on_head(&self, has_body: bool) {
-        self.0.lock().phase =
+        self.inner.lock().phase =
             if has_body { RequestPhase::ReadingBody(None) } else { RequestPhase::Responding(None) };
     }
 
     /// Records that the target takes more of the request's body, and whether it has to wait for the client.
     pub(crate) fn on_body_polled(&self, waits: bool) {
-        if let RequestPhase::ReadingBody(since) = &mut self.0.lock().phase {
+        if let RequestPhase::ReadingBody(since) = &mut self.inner.lock().phase {
             *since = waits.then(|| since.unwrap_or_else(Instant::now));
         }
     }
 
     /// Records that nothing more is read from the request's body.
     pub(crate) fn on_body_end(&self) {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         if let RequestPhase::ReadingBody(_) = inner.phase {
             inner.phase = RequestPhase::Responding(None);
             inner.requested = true;
@@ -92,13 +89,13 @@ impl IdleTimer {
 
     /// Returns true if a request has been read completely and its response is not complete.
     pub(crate) fn is_answering(&self) -> bool {
-        matches!(self.0.lock().phase, RequestPhase::Responding(_))
+        matches!(self.inner.lock().phase, RequestPhase::Responding(_))
     }
 
     /// Adds an interim response for the client, and has hyper's server polled to write it. It is dropped if the client
     /// does not read the earlier ones.
     pub(crate) fn add_interim(&self, response: &[u8]) {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         if inner.interim.len() + response.len() <= MAX_INTERIM {
             inner.interim.extend_from_slice(response);
             inner.requested = true;
@@ -107,72 +104,70 @@ impl IdleTimer {
 
     /// Takes the interim responses to write.
     pub(crate) fn take_interim(&self) -> Vec<u8> {
-        std::mem::take(&mut self.0.lock().interim)
+        std::mem::take(&mut self.inner.lock().interim)
     }
 
     /// Returns true while a head is expected.
     pub(crate) fn is_in_head(&self) -> bool {
-        matches!(self.0.lock().phase, RequestPhase::Head(_))
+        matches!(self.inner.lock().phase, RequestPhase::Head(_))
     }
 
     /// Returns true if a request's body has ended, or an interim response was added, since the last call.
     pub(crate) fn take_requested(&self) -> bool {
-        std::mem::take(&mut self.0.lock().requested)
+        std::mem::take(&mut self.inner.lock().requested)
     }
 
-    /// Records that a response is complete.
+    /// Records that a response is complete, so that this process now waits for the client.
     pub(crate) fn idle(&self) {
-        let mut inner = self.0.lock();
-        inner.phase = RequestPhase::Idle(Instant::now());
-        (inner.requested, inner.begun, inner.answered) = (false, false, true);
+        self.head.begin();
+        {
+            let mut inner = self.inner.lock();
+            inner.phase = RequestPhase::Idle(Instant::now());
+            inner.requested = false;
+        }
+        self.permit.iter().for_each(|permit| permit.mark_idle());
     }
 
     /// Records that the client has disconnected or vanished.
     pub(crate) fn lost(&self) {
-        self.0.lock().lost = true;
+        self.inner.lock().lost = true;
     }
 
     /// Returns true if the client has disconnected or vanished.
     pub(crate) fn is_lost(&self) -> bool {
-        self.0.lock().lost
-    }
-
-    /// Returns true if a response was completed since the last call.
-    pub(crate) fn take_answered(&self) -> bool {
-        std::mem::take(&mut self.0.lock().answered)
-    }
-
-    /// Returns true if a head began since the last call.
-    pub(crate) fn take_begun(&self) -> bool {
-        std::mem::take(&mut self.0.lock().begun)
+        self.inner.lock().lost
     }
 
     /// Returns the client's deadline, if an action is expected of it. With `leaving`, no further request is expected.
-    pub(crate) fn deadline(&self, leaving: bool) -> Option<ClientDeadline> {
-        match self.0.lock().phase {
-            RequestPhase::Head(since) => Some(ClientDeadline::Head(since + HEAD_TIME)),
-            RequestPhase::ReadingBody(since) => since.map(|since| ClientDeadline::Body(since + BODY_TIME)),
-            RequestPhase::Responding(until) => until.map(ClientDeadline::Answer),
+    pub(crate) fn deadline(&self, leaving: bool) -> Option<(Instant, ClientAction)> {
+        match self.inner.lock().phase {
+            RequestPhase::Head(since) => Some((since + HEAD_TIME, ClientAction::Head)),
+            RequestPhase::ReadingBody(since) => Some((since? + BODY_TIME, ClientAction::Transfer)),
+            RequestPhase::Responding(until) => Some((until?, ClientAction::Transfer)),
             // The last bytes of a response may not fit into the system's buffers.
-            RequestPhase::Idle(since) if leaving => Some(ClientDeadline::Answer(since + READER_PAUSE)),
-            RequestPhase::Idle(since) => Some(ClientDeadline::Request(since + IDLE_TIME)),
+            RequestPhase::Idle(since) if leaving => Some((since + READER_PAUSE, ClientAction::Transfer)),
+            RequestPhase::Idle(since) => Some((since + IDLE_TIME, ClientAction::Request)),
         }
     }
 
-    /// Records that bytes were received from the client.
-    pub(crate) fn on_received(&self) {
-        let mut inner = self.0.lock();
-        match inner.phase {
-            RequestPhase::Idle(_) => (inner.phase, inner.begun) = (RequestPhase::Head(Instant::now()), true),
-            RequestPhase::Head(_) => inner.begun = true,
-            RequestPhase::ReadingBody(_) | RequestPhase::Responding(_) => {}
+    /// Records bytes that were received from the client.
+    pub(crate) fn on_received(&self, count: usize) {
+        self.head.add(count);
+        {
+            let mut inner = self.inner.lock();
+            match inner.phase {
+                RequestPhase::Idle(_) => inner.phase = RequestPhase::Head(Instant::now()),
+                RequestPhase::Head(_) => {}
+                RequestPhase::ReadingBody(_) | RequestPhase::Responding(_) => return,
+            }
         }
+        self.permit.iter().for_each(|permit| permit.mark_active());
     }
 
     /// Records that the client closed its write half. While a response is pending, a client that still `reads` gets
     /// [`FINISHED_TIME`], because a disconnected client looks the same.
     pub(crate) fn finished(&self, reads: bool) {
-        if let RequestPhase::Responding(until @ None) = &mut self.0.lock().phase {
+        if let RequestPhase::Responding(until @ None) = &mut self.inner.lock().phase {
             let timeout = if reads { FINISHED_TIME } else { Duration::ZERO };
             *until = Some(Instant::now() + timeout);
         }
@@ -180,19 +175,10 @@ impl IdleTimer {
 
     /// Records that a part of the response was forwarded.
     pub(crate) fn on_response_part(&self) {
-        match &mut self.0.lock().phase {
+        match &mut self.inner.lock().phase {
             RequestPhase::Responding(Some(until)) => *until = Instant::now() + FINISHED_TIME,
             RequestPhase::ReadingBody(Some(since)) => *since = Instant::now(),
             _ => {}
-        }
-    }
-}
-
-impl ClientDeadline {
-    /// Returns the time of the deadline.
-    pub(crate) fn at(self) -> Instant {
-        match self {
-            Self::Request(at) | Self::Head(at) | Self::Answer(at) | Self::Body(at) => at,
         }
     }
 }

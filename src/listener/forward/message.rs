@@ -3,15 +3,18 @@
 use std::error::Error;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
-use tokio::time::{Sleep, sleep};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::listener::forward::headers::{KeptHopByHopHeaders, remove_tunnel_headers};
 use crate::listener::forward::idle_timer::IdleTimer;
@@ -22,37 +25,16 @@ use tunnel_base::metrics::in_flight_requests::InFlightGuard;
 /// hyper sends 100 (Continue) to the client when the body is first polled. If the client waits for that, the body is
 /// not polled until the target has sent a 100, or nothing for [`CONTINUE_TIME`].
 pub(crate) struct RequestBody {
-    /// The client's body. `None` means empty.
-    body: Option<Incoming>,
-    awaited: Option<ContinueWait>,
+    body: Incoming,
+    /// The wait for the target's 100, until it is over.
+    awaited: Option<BoxFuture<'static, Result<(), BodyNotRequested>>>,
     clock: Arc<IdleTimer>,
 }
 
-/// State of waiting for the target's 100 before the body is polled.
-struct ContinueWait {
-    /// Decision that is waited for.
-    continue_gate: Arc<ContinueGate>,
-    /// Timeout that ends [`CONTINUE_TIME`] after hyper has first polled the body.
-    silence: Option<Pin<Box<Sleep>>>,
-}
-
-/// The target's decision about the body of a request with `Expect: 100-continue`.
-#[derive(Debug, Default)]
-pub(crate) struct ContinueGate(Mutex<(ExpectContinueState, Option<Waker>)>);
-
-/// What is known of the target's wish for the body of a request with `Expect: 100-continue`.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum ExpectContinueState {
-    /// The target has not responded yet.
-    #[default]
-    Unknown,
-    /// The body is sent: the target sent a 100 or a final success, or nothing for [`CONTINUE_TIME`].
-    Yes,
-    /// The target responded without reading the body, and the response is being forwarded.
-    Held,
-    /// The body is dropped: the response that did not want it has ended.
-    No,
-}
+/// The target's decision about the body of a request with `Expect: 100-continue`: the sender of its permission, until
+/// the decision is made. Dropping the sender drops the body.
+#[derive(Debug)]
+pub(crate) struct ContinueGate(Mutex<Option<oneshot::Sender<()>>>);
 
 /// The error of a request body that is dropped: the client waited for 100 (Continue), and the target responded
 /// without sending one.
@@ -65,54 +47,43 @@ pub(crate) struct ResponseBody {
     /// The target's, read from its session, or one of this process, such as an error text.
     body: Either<Incoming, Full<Bytes>>,
     clock: Arc<IdleTimer>,
-    /// Gate of the request's body, closed when this body is dropped; `None` without one.
-    continue_gate: Option<Arc<ContinueGate>>,
+    /// Permission to send the request's body that the target did not ask for. The body is dropped with this one.
+    _unasked: Option<oneshot::Sender<()>>,
     /// The guard of the request, which ends with the response.
     _request: Option<InFlightGuard>,
 }
 
 impl RequestBody {
-    /// Creates the body of a request. `continue_gate` decides when the body may be polled, if the client waits for a
-    /// 100.
+    /// Creates the body of a request. If the client `waits` for a 100, the gate decides when the body may be polled.
     pub(crate) fn new(
         body: Incoming,
         clock: Arc<IdleTimer>,
-        continue_gate: Option<Arc<ContinueGate>>,
-    ) -> Self {
-        Self {
-            body: Some(body),
-            awaited: continue_gate.map(|continue_gate| ContinueWait { continue_gate, silence: None }),
-            clock,
+        waits: bool,
+    ) -> (Self, Option<Arc<ContinueGate>>) {
+        if !waits {
+            return (Self { body, awaited: None, clock }, None);
         }
+        let (sender, permission) = oneshot::channel();
+        let gate = Arc::new(ContinueGate(Mutex::new(Some(sender))));
+        let awaited = Some(permitted(Arc::clone(&gate), permission).boxed());
+        (Self { body, awaited, clock }, Some(gate))
     }
+}
 
-    /// Returns the timer of the client.
-    pub(crate) fn clock(&self) -> &Arc<IdleTimer> {
-        &self.clock
+/// Waits until a request's body may be sent.
+async fn permitted(
+    gate: Arc<ContinueGate>,
+    mut permission: oneshot::Receiver<()>,
+) -> Result<(), BodyNotRequested> {
+    if let Ok(permitted) = timeout(CONTINUE_TIME, &mut permission).await {
+        return permitted.map_err(|_| BodyNotRequested);
     }
-
-    /// Creates the body of a request without one.
-    pub(crate) fn empty(clock: Arc<IdleTimer>) -> Self {
-        Self { body: None, awaited: None, clock }
+    if gate.0.lock().take().is_some() {
+        // Many targets never send a 100.
+        return Ok(());
     }
-
-    fn poll_continue(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotRequested>> {
-        let Some(ContinueWait { continue_gate, silence }) = &mut self.awaited else {
-            return Poll::Ready(Ok(()));
-        };
-        let verdict = continue_gate.poll(cx);
-        if verdict == ExpectContinueState::Unknown {
-            let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
-            ready!(silence.as_mut().poll(cx));
-            continue_gate.decide(ExpectContinueState::Yes);
-        }
-        match verdict {
-            ExpectContinueState::Held => return Poll::Pending,
-            ExpectContinueState::No => return Poll::Ready(Err(BodyNotRequested)),
-            ExpectContinueState::Unknown | ExpectContinueState::Yes => self.awaited = None,
-        }
-        Poll::Ready(Ok(()))
-    }
+    // The target has responded, and its response decides.
+    permission.await.map_err(|_| BodyNotRequested)
 }
 
 impl Body for RequestBody {
@@ -123,32 +94,30 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Err(refused) = ready!(self.poll_continue(cx)) {
-            return Poll::Ready(Some(Err(refused.into())));
-        }
-        match &mut self.body {
-            Some(body) => {
-                let frame = Pin::new(body).poll_frame(cx);
-                self.clock.on_body_polled(frame.is_pending());
-                let passed = |mut frame: Frame<Bytes>| {
-                    if let Some(trailers) = frame.trailers_mut() {
-                        KeptHopByHopHeaders { upgrade: false, trailers: false }.leave(trailers);
-                        remove_tunnel_headers(trailers);
-                    }
-                    frame
-                };
-                frame.map_ok(passed).map_err(Into::into)
+        if let Some(awaited) = &mut self.awaited {
+            let permitted = ready!(awaited.as_mut().poll(cx));
+            self.awaited = None;
+            if let Err(refused) = permitted {
+                return Poll::Ready(Some(Err(refused.into())));
             }
-            None => Poll::Ready(None),
         }
+        let mut frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.clock.on_body_polled(frame.is_pending());
+        if let Poll::Ready(Some(Ok(frame))) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            KeptHopByHopHeaders { upgrade: false, trailers: false }.leave(trailers);
+            remove_tunnel_headers(trailers);
+        }
+        frame.map_err(Into::into)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        self.body.size_hint()
     }
 }
 
@@ -159,57 +128,39 @@ impl Drop for RequestBody {
 }
 
 impl ContinueGate {
-    /// Records that the target has sent a 100.
-    pub(crate) fn on_continue(&self) {
-        self.decide(ExpectContinueState::Yes);
-    }
-
-    /// Records the target's response. Returns true if the body is not forwarded, because the target had not requested
-    /// it before; the response is then the last one on its connection.
-    pub(crate) fn answered(&self, success: bool) -> bool {
-        self.decide(if success { ExpectContinueState::Yes } else { ExpectContinueState::Held });
-        self.0.lock().0 == ExpectContinueState::Held
-    }
-
-    fn poll(&self, cx: &Context<'_>) -> ExpectContinueState {
-        let mut inner = self.0.lock();
-        inner.1 = Some(cx.waker().clone());
-        inner.0
-    }
-
-    /// Sets the decision once. Later only `Held` can change, to `No`.
-    fn decide(&self, verdict: ExpectContinueState) {
-        let waker = {
-            let mut inner = self.0.lock();
-            let given_up = (inner.0, verdict) == (ExpectContinueState::Held, ExpectContinueState::No);
-            if inner.0 != ExpectContinueState::Unknown && !given_up {
-                return;
-            }
-            inner.0 = verdict;
-            inner.1.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
+    /// Permits the body, because the target has sent a 100.
+    pub(crate) fn open(&self) {
+        if let Some(sender) = self.0.lock().take() {
+            // The request may have ended.
+            let _ = sender.send(());
         }
+    }
+
+    /// Records the target's final response. Returns the permission if the target does not want the body; the response
+    /// is then the last one on its connection.
+    pub(crate) fn answered(&self, success: bool) -> Option<oneshot::Sender<()>> {
+        if success {
+            self.open();
+        }
+        self.0.lock().take()
     }
 }
 
 impl ResponseBody {
-    /// Creates the body of a response of this process. When it is dropped, the client's idle time starts, and a body
-    /// that the target has not requested is discarded.
+    /// Creates the body of a response of this process. When it is dropped, the client's idle time starts.
     pub(crate) fn new(body: Bytes, clock: Arc<IdleTimer>) -> Self {
-        Self { body: Either::Right(body.into()), clock, continue_gate: None, _request: None }
+        Self { body: Either::Right(body.into()), clock, _unasked: None, _request: None }
     }
 
-    /// Creates the body of a target's response. `continue_gate` is the gate of the request's body; `request` is in
-    /// flight until the response is dropped.
+    /// Creates the body of a target's response. `unasked` is the permission to send the request's body, if the target
+    /// does not want it; `request` is in flight until the response is dropped.
     pub(crate) fn of_target(
         body: Incoming,
         clock: Arc<IdleTimer>,
-        continue_gate: Option<Arc<ContinueGate>>,
+        unasked: Option<oneshot::Sender<()>>,
         request: InFlightGuard,
     ) -> Self {
-        Self { body: Either::Left(body), clock, continue_gate, _request: Some(request) }
+        Self { body: Either::Left(body), clock, _unasked: unasked, _request: Some(request) }
     }
 }
 
@@ -238,9 +189,6 @@ impl Body for ResponseBody {
 impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.clock.idle();
-        if let Some(continue_gate) = &self.continue_gate {
-            continue_gate.decide(ExpectContinueState::No);
-        }
     }
 }
 

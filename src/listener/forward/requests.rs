@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, UPGRADE};
+use http::header::CONNECTION;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
-use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
 use tracing::debug;
 
@@ -18,8 +17,8 @@ use crate::listener::admission::{AuthorizedRequest, DeniedRequest, ListenerConte
 use crate::listener::denial::Denial;
 use crate::listener::forward::headers;
 use crate::listener::forward::idle_timer::IdleTimer;
-use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody};
-use crate::listener::forward::upstream::{InformationalLimit, UpstreamError, UpstreamSession};
+use crate::listener::forward::message::{RequestBody, ResponseBody};
+use crate::listener::forward::upstream::{SendFailure, UpstreamSession};
 use crate::listener::requests::{RequestRoute, RequestRouter};
 use crate::session_io::OpenSession;
 use tunnel_base::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
@@ -34,8 +33,6 @@ pub(crate) struct RequestForwarder<'a> {
     switched: Mutex<Option<OpenSession>>,
     clock: Arc<IdleTimer>,
     requests: InFlightRequests,
-    /// The end of the next request's URL, if hyper cannot represent all of it.
-    pub(super) url_end: Mutex<Option<Bytes>>,
 }
 
 impl<'a> RequestForwarder<'a> {
@@ -47,31 +44,24 @@ impl<'a> RequestForwarder<'a> {
     ) -> Self {
         let upstream = UpstreamSession::new(context, source);
         let router = tokio::sync::Mutex::new(router);
-        let requests = context.metrics.requests.clone();
-        let switched = Mutex::new(None);
-        let url_end = Mutex::new(None);
-        Self { router, upstream, switched, clock, requests, url_end }
+        Self {
+            router,
+            upstream,
+            switched: Mutex::new(None),
+            clock,
+            requests: context.metrics.requests.clone(),
+        }
     }
 
-    /// Drives the session, and notifies the router once a response is complete. Must be called after each poll of
-    /// hyper's server. Completes once the client may no longer be served.
+    /// Drives the session. Must be called after each poll of hyper's server. Completes once the client may no longer be
+    /// served.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.upstream.poll(cx);
+        let revoked = self.upstream.poll(cx);
         if self.clock.take_requested() {
             // Have hyper's server polled again, so that it detects the end of the client's stream.
             cx.waker().wake_by_ref();
         }
-        if self.clock.take_answered()
-            && let Ok(router) = self.router.try_lock()
-        {
-            router.answered();
-        }
-        if self.clock.take_begun()
-            && let Ok(router) = self.router.try_lock()
-        {
-            router.begun();
-        }
-        self.upstream.poll_revoked(cx)
+        revoked
     }
 
     /// Ends the session, if there is one. A session that switched to another protocol is returned instead.
@@ -84,12 +74,16 @@ impl<'a> RequestForwarder<'a> {
         &self,
         request: Request<Incoming>,
     ) -> Result<Response<ResponseBody>, Infallible> {
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         // A denied request with a body keeps `Connection: close`; otherwise hyper would have to read the whole body.
         let has_body = !body.is_end_stream();
         self.clock.on_head(has_body);
-        let request = self.requests.start(head.method.as_str(), head.uri.path());
-        let answer = match self.forward(head, body, request).await {
+        let in_flight = self.requests.start(head.method.as_str(), head.uri.path());
+        // hyper's buffer remains as large as a long head, so that is the last one on its connection.
+        let long = self.clock.head.complete(head.headers.len());
+        let is_last = !matches!(long, Ok(false));
+        let checked = long.and_then(|_| headers::check(&mut head));
+        let mut answer = match self.forward(checked, head, body, in_flight).await {
             Ok(answer) => answer,
             Err(denied) => {
                 let mut answer = denied.answer();
@@ -99,6 +93,9 @@ impl<'a> RequestForwarder<'a> {
                 answer.map(|body| ResponseBody::new(body, Arc::clone(&self.clock)))
             }
         };
+        if is_last && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         self.clock.on_response_part();
         debug!(status = answer.status().as_u16(), "response sent");
         Ok(answer)
@@ -106,93 +103,86 @@ impl<'a> RequestForwarder<'a> {
 
     async fn forward(
         &self,
+        checked: Result<(), Denial>,
         mut head: Parts,
         body: Incoming,
-        under_way: InFlightGuard,
+        in_flight: InFlightGuard,
     ) -> Result<Response<ResponseBody>, DeniedRequest> {
         let mut router = self.router.lock().await;
-        let checked = headers::check(&mut head);
         let authorized = router.route(checked.map(|()| &head)).await?;
         let route = RequestRoute::of(&authorized);
+        // Convert the request. A client in HTTP/1.0 understands no informational responses.
         let method = head.method.clone();
-        let version = head.version;
+        let is_new = head.version == Version::HTTP_11;
         let upgrades = headers::prepare_request(&mut head, &body);
-        let waits = version == Version::HTTP_11 && headers::expects_continue(&head.headers);
-        let continue_gate = (waits && !body.is_end_stream()).then(Arc::<ContinueGate>::default);
-        let mut request =
-            Request::from_parts(head, RequestBody::new(body, Arc::clone(&self.clock), continue_gate.clone()));
-        let informational = Arc::new(InformationalLimit::default());
-        let counted = Arc::clone(&informational);
-        let gate = continue_gate.clone();
-        let clock = (version == Version::HTTP_11).then(|| Arc::clone(&self.clock));
+        let waits = is_new && headers::expects_continue(&head.headers) && !body.is_end_stream();
+        let (body, gate) = RequestBody::new(body, Arc::clone(&self.clock), waits);
+        let mut request = Request::from_parts(head, body);
+        let meter = Arc::clone(self.upstream.head());
+        let clock = Arc::clone(&self.clock);
+        let permission = gate.clone();
         hyper::ext::on_informational(&mut request, move |answer| {
-            counted.count();
+            meter.on_informational();
             match answer.status() {
-                StatusCode::CONTINUE => gate.iter().for_each(|continue_gate| continue_gate.on_continue()),
-                status => {
-                    clock
-                        .iter()
-                        .for_each(|clock| clock.add_interim(&headers::add_interim(status, answer.headers())));
-                }
+                StatusCode::CONTINUE => permission.iter().for_each(|gate| gate.open()),
+                status if is_new => clock.add_interim(&headers::add_interim(status, answer.headers())),
+                _ => {}
             }
         });
-        let (sender, answer) = self.send(&router, &route, authorized, request, &informational).await?;
+        let answer = self.send(&router, &route, authorized, request).await?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let switched = self.switch(answer, upgrades, under_way).await;
+            let switched = self.switch(answer, upgrades, in_flight).await;
             return switched.map_err(|denial| router.failed(denial));
         }
+        // Convert the response. The session is kept if hyper and the target agree where the next request starts: they
+        // do not after a response in HTTP/1.0, or without the body that the target has not requested.
         let (mut head, body) = answer.into_parts();
-        // After a response in HTTP/1.0, hyper would not know how to send the next request's body.
-        let reusable = head.version == Version::HTTP_11;
-        let last = continue_gate
-            .as_ref()
-            .is_some_and(|continue_gate| continue_gate.answered(head.status.is_success()));
-        self.upstream.keep((reusable && !last).then_some(route), sender);
-        if let Err(why) = headers::prepare_response(&mut head, &body, &method) {
+        let is_old = head.version != Version::HTTP_11;
+        let unasked = gate.and_then(|gate| gate.answered(head.status.is_success()));
+        let prepared = match self.upstream.head().complete(head.headers.len()) {
+            Err(denial) => Err(denial),
+            Ok(is_long) => {
+                if !is_long && !is_old && unasked.is_none() {
+                    self.upstream.keep(route);
+                }
+                headers::prepare_response(&mut head, &body, &method)
+                    .map_err(|why| Denial::UpstreamFailed(why.to_owned()))
+            }
+        };
+        if let Err(denial) = prepared {
             self.upstream.close();
-            return Err(router.failed(Denial::UpstreamFailed(why.to_owned())));
+            return Err(router.failed(denial));
         }
-        if last {
+        if unasked.is_some() {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let body = ResponseBody::of_target(body, Arc::clone(&self.clock), continue_gate, under_way);
+        let body = ResponseBody::of_target(body, Arc::clone(&self.clock), unasked, in_flight);
         Ok(Response::from_parts(head, body))
     }
 
-    /// Sends a request over the current session or a new one.
+    /// Sends a request over the session that is kept for its route, or over a new one.
     ///
-    /// The target may close a reused session at the same time. Then the request is sent again if it is idempotent or
-    /// was not sent.
+    /// The target may close a kept session at the same time. Then a request of which nothing was sent goes to a new
+    /// one. One that the target may have received is not repeated, because it may have had its effect.
     async fn send(
         &self,
         router: &RequestRouter<'a>,
         route: &RequestRoute,
         authorized: AuthorizedRequest,
         mut request: Request<RequestBody>,
-        informational: &Arc<InformationalLimit>,
-    ) -> Result<(SendRequest<RequestBody>, Response<Incoming>), DeniedRequest> {
-        let url_end = self.url_end.lock().take();
-        let mut kept = self.upstream.reuse(route).await;
-        if url_end.is_some() {
-            kept = None;
-            self.upstream.close();
-        }
-        if let Some(mut sender) = kept {
-            let again = self.retry_copy(&request);
-            request = match (self.upstream.send(&mut sender, request, informational).await, again) {
-                (Ok(answer), _) => return Ok((sender, answer)),
-                (Err(UpstreamError::Unsent(unsent)), _) => *unsent,
-                (Err(UpstreamError::Silence(_)), Some(again)) => again,
-                (Err(error), _) => return Err(router.failed(error.into())),
+    ) -> Result<Response<Incoming>, DeniedRequest> {
+        if let Some(sender) = self.upstream.reuse(route).await {
+            request = match self.upstream.send(sender, request).await {
+                Ok(answer) => return Ok(answer),
+                Err(SendFailure { unsent: Some(unsent), .. }) => unsent,
+                Err(SendFailure { denial, .. }) => return Err(router.failed(denial)),
             };
         }
         let opened = router.open(authorized).await?;
-        let started = self.upstream.start(opened, url_end).await;
-        let mut sender = started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?;
-        match self.upstream.send(&mut sender, request, informational).await {
-            Ok(answer) => Ok((sender, answer)),
-            Err(error) => Err(router.failed(error.into())),
-        }
+        let started = self.upstream.start(opened).await;
+        let sender = started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?;
+        let sent = self.upstream.send(sender, request).await;
+        sent.map_err(|failure| router.failed(failure.denial))
     }
 
     /// Takes the session from hyper, because the following bytes are not HTTP.
@@ -218,21 +208,5 @@ impl<'a> RequestForwarder<'a> {
         *self.switched.lock() = Some(opened);
         let body = ResponseBody::new(Bytes::new(), Arc::clone(&self.clock));
         Ok(Response::from_parts(head, body))
-    }
-
-    /// Returns a copy of a request that the target may receive twice, or `None` (RFC 9110, section 9.2.2).
-    ///
-    /// An upgrade request is never repeated, because its method does not show its effect: `kubectl exec` uses GET.
-    fn retry_copy(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
-        let upgrades = request.headers().contains_key(UPGRADE);
-        if upgrades || !request.method().is_idempotent() || !request.body().is_end_stream() {
-            return None;
-        }
-        let mut copy = Request::new(RequestBody::empty(Arc::clone(&self.clock)));
-        *copy.method_mut() = request.method().clone();
-        *copy.uri_mut() = request.uri().clone();
-        *copy.headers_mut() = request.headers().clone();
-        *copy.extensions_mut() = request.extensions().clone();
-        Some(copy)
     }
 }

@@ -1,14 +1,15 @@
 //! A session as hyper's connection: counts the bytes, and notes how the target's end ended.
 
 use std::io;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::StatusCode;
 use hyper_util::rt::TokioIo;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::listener::forward::long_url::extended;
+use crate::listener::forward::PIECE_BYTES;
+use crate::listener::forward::head_meter::HeadMeter;
 use crate::session_io::OpenSession;
 use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
 use tunnel_base::metrics::Metrics;
@@ -24,33 +25,20 @@ pub(super) type HttpIo = TokioIo<ChunkStreamIo<HttpSession>>;
 /// error.
 #[derive(Debug)]
 pub(crate) struct HttpSession {
-    pub(super) opened: OpenSession,
-    pub(super) up: Counter,
-    pub(super) down: Counter,
-    /// Set if hyper's writes are dropped, because the request was sent before. Whether hyper has written it again;
-    /// hyper takes nothing as a response before.
-    pub(super) muted: Option<bool>,
-    /// The end of the first request's URL, which hyper does not write.
-    pub(super) url_end: Option<Bytes>,
+    opened: OpenSession,
+    up: Counter,
+    down: Counter,
+    /// The meter of the target's heads.
+    head: Arc<HeadMeter>,
     /// How the target's end ended, if it did.
     pub(super) ended: Option<CopyEnd>,
 }
 
 impl HttpSession {
-    pub(crate) fn new(opened: OpenSession, metrics: &Metrics) -> Self {
-        Self {
-            opened,
-            up: metrics.bytes_to_target.clone(),
-            down: metrics.bytes_to_client.clone(),
-            muted: None,
-            url_end: None,
-            ended: None,
-        }
-    }
-
-    /// Records the status of the response that the client gets instead of the session's.
-    pub(crate) fn set_status(&mut self, status: StatusCode) {
-        self.opened.access.status = Some(status.as_u16());
+    pub(crate) fn new(opened: OpenSession, metrics: &Metrics, head: Arc<HeadMeter>) -> Self {
+        let up = metrics.bytes_to_target.clone();
+        let down = metrics.bytes_to_client.clone();
+        Self { opened, up, down, head, ended: None }
     }
 
     /// Returns the session; `unused` are the bytes that hyper has read but not consumed.
@@ -67,41 +55,34 @@ impl HttpSession {
 
 impl ChunkStream for HttpSession {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        if self.muted == Some(false) {
-            // hyper writes within the same poll.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        if !self.opened.buffered.is_empty() {
-            return Poll::Ready(Ok(std::mem::take(&mut self.opened.buffered)));
-        }
-        let read = self.opened.session.poll_read_chunk(cx);
-        if read.is_pending()
-            && let Poll::Ready(cause) = self.opened.session.poll_lost(cx)
-        {
-            self.note(EndKind::WriteFailed(cause.kind()));
-            return Poll::Ready(Err(cause));
-        }
-        let read = ready!(read);
-        match &read {
-            Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
-            Ok(bytes) => {
-                ByteCounter { one: &mut self.opened.access.down, all: &self.down }.add(bytes.len());
+        self.head.admit()?;
+        let Self { opened: OpenSession { session, buffered, access, .. }, .. } = self;
+        if buffered.is_empty() {
+            let read = session.poll_read_chunk(cx);
+            if read.is_pending()
+                && let Poll::Ready(cause) = session.poll_lost(cx)
+            {
+                self.note(EndKind::WriteFailed(cause.kind()));
+                return Poll::Ready(Err(cause));
             }
-            Err(cause) => self.note(EndKind::ReadFailed(cause.kind())),
+            match ready!(read) {
+                Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
+                Ok(bytes) => {
+                    ByteCounter { one: &mut access.down, all: &self.down }.add(bytes.len());
+                    *buffered = bytes;
+                }
+                Err(cause) => {
+                    self.note(EndKind::ReadFailed(cause.kind()));
+                    return Poll::Ready(Err(cause));
+                }
+            }
         }
-        Poll::Ready(read)
+        let fits = self.opened.buffered.len().min(PIECE_BYTES);
+        self.head.add(fits);
+        Poll::Ready(Ok(self.opened.buffered.split_to(fits)))
     }
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        if let Some(was_polled) = &mut self.muted {
-            *was_polled = true;
-            bytes.clear();
-            return Poll::Ready(Ok(()));
-        }
-        if let Some(url_end) = self.url_end.take() {
-            *bytes = extended(bytes, &url_end);
-        }
         let before = bytes.len();
         let written = ready!(self.opened.session.poll_write_chunk(cx, bytes));
         ByteCounter { one: &mut self.opened.access.up, all: &self.up }.add(before - bytes.len());

@@ -3,23 +3,19 @@
 use std::error::Error;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use crate::listener::admission::ListenerContext;
-use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
+use crate::listener::admission::heads::{LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::listener::denial::Denial;
-use crate::listener::forward::TOO_MANY_LONG_HEADS;
-use crate::listener::forward::idle_timer::IdleTimer;
+use crate::listener::forward::head_meter::HeadMeter;
 use crate::listener::forward::message::{BodyNotRequested, RequestBody};
 use crate::listener::forward::session_connection::{HttpIo, HttpSession, concat};
 use crate::listener::requests::RequestRoute;
@@ -30,7 +26,7 @@ use crate::session_io::{LocalParty, OpenSession};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
-use tunnel_net::limiter::{FairLimiter, Permit, Source};
+use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
@@ -39,130 +35,86 @@ pub(crate) struct UpstreamSession {
     inner: Mutex<Inner>,
     metrics: Metrics,
     drain: Drain,
-    /// Limiter of responses with a long head, and the client's source for it.
-    long_heads: (FairLimiter, Source),
+    /// The meter of the targets' heads.
+    head: Arc<HeadMeter>,
 }
 
 /// The locked state of an [`UpstreamSession`].
 #[derive(Debug, Default)]
 struct Inner {
-    /// hyper's connection over the session, until hyper releases the session.
+    /// hyper's connection over the session, until hyper stops.
     connection: Option<Box<Connection<HttpIo, RequestBody>>>,
-    /// The session once hyper has released it, until it is ended or handed over.
-    released: Option<Box<ReleasedSession>>,
+    /// The session, once hyper has stopped.
+    over: Option<Box<ReleasedSession>>,
+    /// The sender of requests, unless a request has no response yet.
+    sender: Option<SendRequest<RequestBody>>,
+    /// The route of requests that may use the session next, if any may.
+    route: Option<RequestRoute>,
     /// The grant of the last session. A client without a session is judged by it, too.
     grant: Option<Grant>,
-    /// The sender of requests, unless a request is in flight.
-    idle: Option<IdleSender>,
-    /// Whether a request is in flight. Its caller then handles the end of the session.
+    /// Whether a request waits for its response, or for the session after a switch to another protocol. Its caller then
+    /// handles the end of the session.
     in_flight: bool,
     /// Whether the session has returned a response.
     answered: bool,
-    /// The permit of a response with a long head. Its session is not reused.
-    long_head: Option<Permit>,
 }
 
-/// The sender of an open session that has no request in flight, for the client's next request.
-#[derive(Debug)]
-struct IdleSender {
-    /// The route of requests that may reuse the session, if any may.
-    route: Option<RequestRoute>,
-    sender: SendRequest<RequestBody>,
-}
-
-/// A session that hyper has given back; it may still be open.
-///
-/// It is then ended and recorded or, after a protocol switch, handed over with the bytes that hyper had read.
+/// A session that hyper has given back. It may still be open, and is then ended, or handed over after a switch to
+/// another protocol.
 #[derive(Debug)]
 struct ReleasedSession {
-    pipe: HttpSession,
-    /// Bytes that were read and not parsed.
-    unused: Bytes,
+    opened: OpenSession,
+    /// How the target's end ended, if it did.
+    ended: Option<CopyEnd>,
     /// Why hyper stopped, if it failed.
     error: Option<hyper::Error>,
+    /// Whether its last request is not complete.
+    is_cut: bool,
+    /// Whether it has returned a response.
+    answered: bool,
 }
 
-/// The reason why a request got no response.
-pub(crate) enum UpstreamError {
-    /// The session had ended before anything was sent. The request may be sent over another session.
-    Unsent(Box<Request<RequestBody>>),
-    /// The session ended without a byte of a response. The target may have received the request.
-    Silence(String),
-    /// Any other reason: the request is not sent again.
-    Other(Denial),
+/// A request without a response.
+pub(crate) struct SendFailure {
+    /// The reason for the client.
+    pub(crate) denial: Denial,
+    /// The request, if the session had ended before a byte of it was written.
+    pub(crate) unsent: Option<Request<RequestBody>>,
 }
-
-impl From<UpstreamError> for Denial {
-    fn from(error: UpstreamError) -> Self {
-        match error {
-            UpstreamError::Unsent(_) => Self::UpstreamFailed("it closed the connection".to_owned()),
-            UpstreamError::Silence(why) => Self::UpstreamFailed(why),
-            UpstreamError::Other(denial) => denial,
-        }
-    }
-}
-
-/// Counts the informational responses (1xx) to one request, which hyper reads endlessly.
-#[derive(Debug, Default)]
-pub(crate) struct InformationalLimit {
-    count: AtomicUsize,
-    /// Cancelled once there are too many.
-    reached: CancellationToken,
-}
-
-impl InformationalLimit {
-    /// Waits for a response. Returns `None` if there are too many informational ones before.
-    async fn within<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
-        tokio::select! {
-            biased;
-            () = self.reached.cancelled() => None,
-            answer = answer => Some(answer),
-        }
-    }
-
-    pub(crate) fn count(&self) {
-        if self.count.fetch_add(1, Relaxed) == MAX_INFORMATIONAL {
-            self.reached.cancel();
-        }
-    }
-}
-
-/// Maximum number of informational responses to one request. A target may send one now and then to report progress.
-const MAX_INFORMATIONAL: usize = 100;
 
 impl UpstreamSession {
     pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
+        let head = Arc::new(HeadMeter::new(context.pending.long_heads.clone(), source));
         let metrics = context.metrics.clone();
-        let drain = context.drain.clone();
-        Self {
-            inner: Mutex::default(),
-            metrics,
-            drain,
-            long_heads: (context.pending.long_heads.clone(), source),
-        }
+        Self { inner: Mutex::default(), metrics, drain: context.drain.clone(), head }
     }
 
-    /// Drives the session with hyper, and releases a session that has ended.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) {
-        let over = {
+    /// Returns the meter of the targets' heads.
+    pub(crate) fn head(&self) -> &Arc<HeadMeter> {
+        &self.head
+    }
+
+    /// Drives the session with hyper, and ends one that is over. Completes once the grant of the last session is
+    /// revoked.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_over = {
             let mut inner = self.inner.lock();
-            inner.poll(cx);
-            if inner.in_flight { None } else { inner.released.take() }
+            inner.poll(cx).is_ready() && !inner.in_flight
         };
-        if let Some(over) = over {
-            self.end_session(*over, false);
+        if is_over {
+            self.close();
         }
-    }
-
-    /// Completes once the grant of the last session is revoked.
-    pub(crate) fn poll_revoked(&self, cx: &Context<'_>) -> Poll<()> {
         self.inner.lock().grant.as_ref().map_or(Poll::Pending, |grant| grant.poll_revoked(cx))
     }
 
-    /// Returns the sender of the current session if that has this route and is usable. Otherwise closes the session.
+    /// Returns the sender of the current session if that is kept for this route and still open. Otherwise closes it.
     pub(crate) async fn reuse(&self, route: &RequestRoute) -> Option<SendRequest<RequestBody>> {
-        let idle = self.inner.lock().idle.take_if(|idle| idle.route.as_ref() == Some(route));
-        if let Some(IdleSender { mut sender, .. }) = idle
+        let sender = {
+            let mut inner = self.inner.lock();
+            let kept = inner.route.take();
+            inner.sender.take_if(|_| kept.as_ref() == Some(route))
+        };
+        if let Some(mut sender) = sender
             && sender.ready().await.is_ok()
         {
             return Some(sender);
@@ -172,163 +124,97 @@ impl UpstreamSession {
         None
     }
 
-    /// Starts HTTP over a new session. `url_end` is the end of the first request's URL, which
-    /// does not pass through hyper.
-    pub(crate) async fn start(
-        &self,
-        opened: OpenSession,
-        url_end: Option<Bytes>,
-    ) -> Result<SendRequest<RequestBody>, hyper::Error> {
+    /// Starts HTTP over a new session.
+    pub(crate) async fn start(&self, opened: OpenSession) -> hyper::Result<SendRequest<RequestBody>> {
         self.inner.lock().grant = Some(opened.grant.clone());
-        let session = HttpSession { url_end, ..HttpSession::new(opened, &self.metrics) };
+        let session = HttpSession::new(opened, &self.metrics, Arc::clone(&self.head));
         let (sender, connection) = client().handshake(TokioIo::new(ChunkStreamIo::new(session))).await?;
         let mut inner = self.inner.lock();
-        (inner.connection, inner.answered) = (Some(Box::new(connection)), false);
-        inner.long_head = None;
+        inner.connection = Some(Box::new(connection));
+        inner.answered = false;
         Ok(sender)
-    }
-
-    /// Parses the response's head again, with more memory. hyper expects a request first, so it gets `stand_in`, which
-    /// has the same method and is not sent.
-    async fn parse_long(
-        &self,
-        permit: Permit,
-        over: ReleasedSession,
-        sender: &mut SendRequest<RequestBody>,
-        stand_in: Request<RequestBody>,
-    ) -> hyper::Result<Response<Incoming>> {
-        let opened = over.pipe.into_opened(over.unused);
-        let session = HttpSession { muted: Some(false), ..HttpSession::new(opened, &self.metrics) };
-        let (new, connection) = long_client().handshake(TokioIo::new(ChunkStreamIo::new(session))).await?;
-        *sender = new;
-        {
-            let mut inner = self.inner.lock();
-            (inner.connection, inner.in_flight) = (Some(Box::new(connection)), true);
-            inner.long_head = Some(permit);
-        }
-        let answer = sender.send_request(stand_in).await;
-        let mut inner = self.inner.lock();
-        inner.in_flight = false;
-        inner.answered |= answer.is_ok();
-        answer
     }
 
     /// Sends a request and waits for the response's head. Not cancel safe: dropping the future ends the session.
     pub(crate) async fn send(
         &self,
-        sender: &mut SendRequest<RequestBody>,
+        mut sender: SendRequest<RequestBody>,
         request: Request<RequestBody>,
-        informational: &Arc<InformationalLimit>,
-    ) -> Result<Response<Incoming>, UpstreamError> {
+    ) -> Result<Response<Incoming>, SendFailure> {
+        self.head.begin();
         self.inner.lock().in_flight = true;
-        let method = request.method().clone();
-        let clock = Arc::clone(request.body().clock());
-        let answer = informational.within(sender.try_send_request(request)).await;
-        let answered = {
-            let mut inner = self.inner.lock();
-            inner.in_flight = false;
-            let before = inner.answered;
-            inner.answered |= answer.as_ref().is_some_and(Result::is_ok);
-            before
-        };
-        let Some(answer) = answer else { return Err(self.too_many_informational(answered)) };
+        let answer = sender.try_send_request(request).await;
+        // With a response, the session is this task's again, unless it has switched to another protocol.
         let mut failed = match answer {
-            Ok(answer) => return Ok(answer),
+            Ok(answer) => {
+                let mut inner = self.inner.lock();
+                inner.in_flight = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+                inner.answered = true;
+                inner.sender = Some(sender);
+                return Ok(answer);
+            }
             Err(failed) => failed,
         };
+        // Without one, the session cannot be used again. hyper returns a request of which it has written nothing.
         let unsent = failed.take_message();
-        let mut error = failed.into_error();
-        let (mut over, cut) = self.take();
-        let mut is_busy = false;
-        if error.is_parse_too_large()
-            && let Some(long) = over.take()
-        {
-            let (limiter, source) = &self.long_heads;
-            match limiter.try_acquire(source) {
-                Err(_) => (is_busy, over) = (true, Some(long)),
-                Ok(permit) => {
-                    let stand_in = stand_in(method, clock, informational);
-                    let again = self.parse_long(permit, long, sender, stand_in);
-                    match informational.within(again).await {
-                        None => return Err(self.too_many_informational(answered)),
-                        Some(Ok(answer)) => return Ok(answer),
-                        Some(Err(again)) => (error, over) = (again, self.take().0),
-                    }
-                }
-            }
-        }
-        let body = error.is_user();
+        let error = failed.into_error();
+        let is_invalid_body = error.is_user();
         let seen = describe(&error);
-        if let Some(over) = over.as_mut().filter(|_| !answered) {
-            over.pipe.set_status(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
-        }
-        let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
-        let why = over.and_then(|over| self.end_session(ReleasedSession { error: Some(error), ..over }, cut));
-        let late = why.as_ref().is_some_and(|why| why.code == ErrorCode::TargetTimeout);
-        let why = why.map_or(seen, |why| why.reason);
-        Err(UpstreamError::Other(match unsent {
-            Some(request) => return Err(UpstreamError::Unsent(Box::new(request))),
-            None if is_busy => Denial::Busy(TOO_MANY_LONG_HEADS),
-            None if body => Denial::Request("the body ends early, or its chunked coding is invalid"),
-            None if late => Denial::UpstreamTimeout(why),
-            None if silence => return Err(UpstreamError::Silence(why)),
-            None => Denial::UpstreamFailed(why),
-        }))
-    }
-
-    /// Ends the session of a request with too many informational responses.
-    fn too_many_informational(&self, answered: bool) -> UpstreamError {
-        let why = format!("more than {MAX_INFORMATIONAL} informational responses");
-        if let (Some(mut over), _) = self.take() {
-            if !answered {
-                over.pipe.set_status(StatusCode::BAD_GATEWAY);
+        let over = self.take().map(|over| ReleasedSession { error: Some(error), ..over });
+        // The access line has the status that the client gets, unless it has the one of an earlier response.
+        let why = over.and_then(|mut over| {
+            if !over.answered {
+                let status = if is_invalid_body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY };
+                over.opened.access.status = Some(status.as_u16());
             }
-            over.pipe.into_opened(over.unused).break_off("upstream_invalid", invalid(&why));
-        }
-        UpstreamError::Other(Denial::UpstreamFailed(why))
+            self.end_session(over)
+        });
+        // What this process refused to read comes first, then the client's error, then what the remote end reports.
+        let denial = match (self.head.refusal(), why) {
+            (Some(refusal), _) => refusal,
+            _ if is_invalid_body => Denial::Request("the body ends early, or its chunked coding is invalid"),
+            (None, Some(why)) if why.code == ErrorCode::TargetTimeout => Denial::UpstreamTimeout(why.reason),
+            (None, why) => Denial::UpstreamFailed(why.map_or(seen, |why| why.reason)),
+        };
+        Err(SendFailure { denial, unsent })
     }
 
-    /// Keeps the session for requests with this route, once its response is complete. With `None` it is not reused.
-    pub(crate) fn keep(&self, route: Option<RequestRoute>, sender: SendRequest<RequestBody>) {
-        let mut inner = self.inner.lock();
-        let route = route.filter(|_| inner.long_head.is_none());
-        inner.idle = Some(IdleSender { route, sender });
+    /// Keeps the session for the next request with this route, once its response is complete.
+    pub(crate) fn keep(&self, route: RequestRoute) {
+        self.inner.lock().route = Some(route);
     }
 
     /// Returns the session itself, once the target has switched to another protocol.
     pub(crate) async fn switch(&self) -> Option<OpenSession> {
-        let over = poll_fn(|cx| {
-            let mut inner = self.inner.lock();
-            inner.poll(cx);
-            match inner.released.take() {
-                None if inner.connection.is_some() => Poll::Pending,
-                over => Poll::Ready(over),
-            }
-        });
-        let ReleasedSession { pipe, unused, .. } = *over.await?;
-        Some(pipe.into_opened(unused))
+        poll_fn(|cx| self.inner.lock().poll(cx)).await;
+        self.take().map(|over| over.opened)
     }
 
     /// Ends the session, if there is one, gracefully if no request is in flight. Logs the reason if the remote end has
     /// ended it.
     pub(crate) fn close(&self) {
-        if let (Some(over), cut) = self.take() {
-            self.end_session(over, cut);
+        if let Some(over) = self.take() {
+            self.end_session(over);
         }
     }
 
-    /// Takes the session, and returns whether a request was in flight.
-    fn take(&self) -> (Option<ReleasedSession>, bool) {
+    /// Takes the current session, from hyper if that has not stopped.
+    fn take(&self) -> Option<ReleasedSession> {
         let mut inner = self.inner.lock();
-        let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
-        (inner.released.take().map(|over| *over).or_else(|| inner.stop()), cut)
+        let is_waiting = std::mem::take(&mut inner.in_flight);
+        inner.route = None;
+        let is_ready = inner.sender.take().is_some_and(|sender| sender.is_ready());
+        let is_cut = is_waiting || inner.over.is_none() && !is_ready;
+        let over = match inner.over.take() {
+            Some(over) => *over,
+            None => inner.release(None)?,
+        };
+        Some(ReleasedSession { is_cut, answered: inner.answered, ..over })
     }
 
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
-    fn end_session(&self, over: ReleasedSession, cut: bool) -> Option<SessionError> {
-        let ReleasedSession { pipe, error, unused } = over;
-        let ended = pipe.ended;
-        let opened = pipe.into_opened(unused);
+    fn end_session(&self, over: ReleasedSession) -> Option<SessionError> {
+        let ReleasedSession { opened, ended, error, is_cut, .. } = over;
         let reset = opened.session.ended();
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
@@ -340,7 +226,7 @@ impl UpstreamSession {
             (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotRequested>()) => {
                 FINISHED
             }
-            (None, _) if cut => ABORTED,
+            (None, _) if is_cut => ABORTED,
             (None, _) => FINISHED,
         };
         if let Some(mut session) = opened.end(ended, LocalParty::Client) {
@@ -354,50 +240,32 @@ impl UpstreamSession {
 }
 
 impl Inner {
-    fn poll(&mut self, cx: &mut Context<'_>) {
-        if let Some(connection) = &mut self.connection
-            && let Poll::Ready(ended) = connection.poll_without_shutdown(cx)
-            && let Some(over) = self.stop()
-        {
-            self.released = Some(Box::new(ReleasedSession { error: ended.err(), ..over }));
+    /// Drives hyper's connection. Completes once that has stopped, or if there is none.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(connection) = &mut self.connection {
+            let ended = ready!(connection.poll_without_shutdown(cx));
+            self.over = self.release(ended.err()).map(Box::new);
         }
+        Poll::Ready(())
     }
 
-    /// Takes the session from hyper.
-    fn stop(&mut self) -> Option<ReleasedSession> {
+    /// Takes the session from hyper, which drops the body of its request.
+    fn release(&mut self, error: Option<hyper::Error>) -> Option<ReleasedSession> {
         let parts = self.connection.take()?.into_parts();
-        let (pipe, unread) = parts.io.into_inner().into_parts();
-        Some(ReleasedSession { pipe, unused: concat(parts.read_buf, unread), error: None })
+        let (session, unread) = parts.io.into_inner().into_parts();
+        let ended = session.ended;
+        let opened = session.into_opened(concat(parts.read_buf, unread));
+        Some(ReleasedSession { opened, ended, error, is_cut: false, answered: self.answered })
     }
-}
-
-/// Returns the request for [`UpstreamSession::parse_long`]. Its informational responses are counted, and not passed on.
-fn stand_in(
-    method: Method,
-    clock: Arc<IdleTimer>,
-    informational: &Arc<InformationalLimit>,
-) -> Request<RequestBody> {
-    let mut request = Request::new(RequestBody::empty(clock));
-    *request.method_mut() = method;
-    let counted = Arc::clone(informational);
-    hyper::ext::on_informational(&mut request, move |_| counted.count());
-    request
 }
 
 pub(super) fn client() -> Builder {
     let mut client = Builder::new();
     client
         .preserve_header_case(true)
-        .max_headers(HEAD_FIELDS)
-        .max_header_size(HEAD_BYTES)
-        .max_buf_size(2 * HEAD_BYTES);
-    client
-}
-
-/// Returns the configuration for a response with a long head.
-fn long_client() -> Builder {
-    let mut client = client();
-    client.max_headers(LONG_HEAD_FIELDS).max_header_size(LONG_HEAD_BYTES).max_buf_size(LONG_HEAD_BYTES);
+        .max_headers(LONG_HEAD_FIELDS)
+        .max_header_size(LONG_HEAD_BYTES)
+        .max_buf_size(LONG_HEAD_BYTES);
     client
 }
 
@@ -408,11 +276,13 @@ fn invalid(why: &str) -> SessionError {
 
 /// Describes why a response is invalid.
 fn describe(error: &hyper::Error) -> String {
-    if !error.is_parse_too_large() {
-        return error.to_string();
+    if error.is_parse_too_large() {
+        let most = LONG_HEAD_BYTES / 1024;
+        return format!(
+            "its head is too long: at most {most} KiB and {LONG_HEAD_FIELDS} header fields are accepted"
+        );
     }
-    let most = LONG_HEAD_BYTES / 1024;
-    format!("its head is too long: at most {most} KiB and {LONG_HEAD_FIELDS} header fields are accepted")
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// End of a session without further requests.
