@@ -162,12 +162,12 @@ pub enum Command {
         "tunnel init files --name 192.0.2.7 --node node1 --egress-client system:kube-apiserver",
     ]))]
     Init(InitArgs),
-    /// Check everything a server or an edge on this machine needs, from its config to its links.
+    /// Check everything a server, an edge or a user's program on this machine needs, from its config to its links.
     ///
     /// Prints what was found, what was expected, and a hint for each check. Exits with 1 if a check failed.
     #[command(after_help = examples([
         "sudo tunnel doctor edge --target 127.0.0.1:22    # also dial this target",
-        "tunnel doctor server -c server.toml -o json",
+        "tunnel doctor client --target node1:22    # on a user's machine: may she reach this target?",
     ]))]
     Doctor(DoctorArgs),
     /// Invite a machine to join the cloud as a node or a user's device, once and within a time limit, or make a join

@@ -1,5 +1,7 @@
-//! `tunnel doctor`: checks everything that a server or an edge on this machine needs, and reports errors.
+//! `tunnel doctor`: checks everything that a server, an edge or a user's program on this machine needs, and reports
+//! errors.
 
+mod client_checks;
 mod edge_checks;
 mod handshakes;
 mod server_checks;
@@ -14,10 +16,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
+use clap::ValueEnum;
 use http::Method;
 use serde::Serialize;
 use tokio::time::timeout;
 
+use crate::command::doctor::client_checks::check_client;
 use crate::command::doctor::edge_checks::check_edge;
 use crate::command::doctor::server_checks::check_server;
 use crate::command::doctor::service_user::files;
@@ -38,13 +42,14 @@ use tunnel_proto::names::{Host, NodeName, Target};
 /// Arguments of `tunnel doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Role of this machine: a server or an edge.
+    /// Role of this machine.
     #[arg(value_name = "ROLE")]
-    pub role: Role,
-    /// Its config file. [default: /etc/tunnel/ROLE.toml]
+    pub role: DoctorRole,
+    /// Its config file. [default: /etc/tunnel/ROLE.toml, of a client ~/.config/tunnel/client.toml]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Target (host:port) that is also dialled from here, as the edge would; may be repeated.
+    /// Target (host:port) that is also dialled from here, as the edge would, or asked for at the servers of a client; may
+    /// be repeated.
     #[arg(long, value_name = "TARGET")]
     pub target: Vec<Target>,
     /// Node that is also looked up in DNS, as by clients and peers.
@@ -56,6 +61,17 @@ pub struct DoctorArgs {
     /// Output format.
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Format,
+}
+
+/// What `tunnel doctor` checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DoctorRole {
+    /// A server.
+    Server,
+    /// The edge of a node.
+    Edge,
+    /// A user's device, with what `tunnel join --user` wrote.
+    Client,
 }
 
 /// The results, in the order of the checks.
@@ -92,9 +108,17 @@ enum CheckStatus {
 /// Runs all checks. `variable` returns environment variables by name.
 pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> DoctorFindings {
     let mut found = DoctorFindings::default();
+    let role = match args.role {
+        DoctorRole::Server => Role::Server,
+        DoctorRole::Edge => Role::Edge,
+        DoctorRole::Client => {
+            Box::pin(check_client(args, variable, &mut found)).await;
+            return found;
+        }
+    };
     let mut startup = StartupErrorCollector::checking();
-    let path = args.config.clone().unwrap_or_else(|| args.role.config());
-    let read = Settings::examine(args.role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
+    let path = args.config.clone().unwrap_or_else(|| role.config());
+    let read = Settings::examine(role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
         for warning in warnings {
             found.add_warning("config", format!("{}: {}", warning.key, warning.text), "");

@@ -1,13 +1,14 @@
 //! `tunnel doctor`: each error that is made on purpose is reported by the right check.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
 };
-use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
-use tunnel::command::{Format, Role};
+use tunnel::command::Format;
+use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings, DoctorRole};
 
 use crate::certificates::Authority;
 use crate::enrol::join_at;
@@ -15,12 +16,13 @@ use crate::support::clients::get;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers;
+use crate::support::users::{self, USER_TOKEN};
 use crate::support::{assert_eventually, pause_time, targets};
 
 /// Returns the doctor's findings for a config: name, state and text of each check.
 async fn findings(
     place: &TestDir,
-    role: Role,
+    role: DoctorRole,
     text: &str,
     more: impl FnOnce(&mut DoctorArgs),
 ) -> Vec<(String, String, String)> {
@@ -29,12 +31,16 @@ async fn findings(
 
 async fn found_in(
     place: &TestDir,
-    role: Role,
+    role: DoctorRole,
     text: &str,
     variable: fn(&str) -> Option<String>,
     more: impl FnOnce(&mut DoctorArgs),
 ) -> Vec<(String, String, String)> {
-    let config = Some(place.file("doctor.toml", text));
+    let config = place.file("doctor.toml", text);
+    if role == DoctorRole::Client {
+        std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let config = Some(config);
     let mut doctor_args =
         DoctorArgs { role, config, target: Vec::new(), node: None, kubeconfig: None, output: Format::Json };
     more(&mut doctor_args);
@@ -59,7 +65,7 @@ fn remedies(found: &DoctorFindings) -> usize {
 
 /// Checks that exactly this check fails.
 async fn assert_only_check_fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
-    let all = findings(place, Role::Edge, text, |_| ()).await;
+    let all = findings(place, DoctorRole::Edge, text, |_| ()).await;
     let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "error").collect();
     assert!(
         matches!(bad.as_slice(), [(name, _, detail)] if name == check && detail.contains(found_text)),
@@ -72,7 +78,8 @@ async fn an_edge_without_errors_passes_all_checks() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let text = place.edge("node1", server.server.bound.grpc, "");
-    let all = findings(&place, Role::Edge, &text, |doctor_args| doctor_args.target = vec![echo.into()]).await;
+    let all =
+        findings(&place, DoctorRole::Edge, &text, |doctor_args| doctor_args.target = vec![echo.into()]).await;
     for check in ["config", "port", "tls", "token", "dialect", "target"] {
         assert!(all.iter().any(|(name, state, _)| name == check && state == "ok"), "{check}: {all:#?}");
     }
@@ -99,14 +106,14 @@ async fn each_error_on_the_path_to_the_cloud_is_reported() {
         "no-such-name.invalid",
     )
     .await;
-    let all = findings(&place, Role::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
+    let all = findings(&place, DoctorRole::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
     assert!(
         all.iter()
             .any(|(check, state, detail)| check == "config" && state == "error" && detail.contains("tokken"))
     );
     let proxied = |name: &str| (name == "HTTPS_PROXY").then(|| "http://127.0.0.1:1".to_owned());
     let away = place.edge("node1", "192.0.2.1:9000", "");
-    let all = found_in(&place, Role::Edge, &away, proxied, |_| ()).await;
+    let all = found_in(&place, DoctorRole::Edge, &away, proxied, |_| ()).await;
     assert!(all.iter().any(|(check, state, _)| check == "proxy" && state == "error"), "{all:#?}");
 }
 
@@ -125,7 +132,7 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_reported() {
         call.answer(None);
         call
     };
-    let (all, _call) = tokio::join!(findings(&place, Role::Edge, &text, |_| ()), answers);
+    let (all, _call) = tokio::join!(findings(&place, DoctorRole::Edge, &text, |_| ()), answers);
     let dialect = all.iter().find(|(check, ..)| check == "dialect").unwrap();
     assert_eq!(dialect.1, "warning", "{all:#?}");
 }
@@ -136,7 +143,7 @@ async fn a_forbidden_or_unreachable_target_is_reported() {
     let server = TestServer::start(&place);
     let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::closed_port().await);
     let doctor_args = ["10.1.2.3:22".parse().unwrap(), nothing.into()];
-    let all = findings(&place, Role::Edge, &text, |asking| asking.target = doctor_args.into()).await;
+    let all = findings(&place, DoctorRole::Edge, &text, |asking| asking.target = doctor_args.into()).await;
     let details: Vec<_> =
         all.iter().filter(|(check, ..)| check == "target").map(|(_, _, details)| details).collect();
     assert!(details[0].contains("may not dial 10.1.2.3:22") && details[1].contains("refused"), "{details:?}");
@@ -182,7 +189,7 @@ async fn dates_clock_and_kind_of_a_certificate_are_checked() {
             "its certificate",
         )
         .await;
-        let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+        let all = findings(&place, DoctorRole::Server, &place.cloud(""), |_| ()).await;
         let detail = |(name, state, detail): &(String, String, String)| {
             name == check && state == "error" && detail.contains("cloud.crt")
         };
@@ -204,7 +211,7 @@ async fn a_certificate_for_targets_needs_no_server_key_usage() {
         files.key,
         ca = files.ca
     );
-    let all = findings(&place, Role::Server, &place.cloud(&https), |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(&https), |_| ()).await;
     assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
     let checked = |(check, _, detail): &&(String, String, String)| {
         check == "certificate" && detail.starts_with("server.https.cert: ")
@@ -228,7 +235,7 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
     );
     let pod_ip = |name: &str| (name == "POD_IP").then(|| "127.0.0.9".to_owned());
     let set_node = |doctor_args: &mut DoctorArgs| doctor_args.node = Some("node1".parse().unwrap());
-    let all = found_in(&place, Role::Server, &place.cloud(&registry), pod_ip, set_node).await;
+    let all = found_in(&place, DoctorRole::Server, &place.cloud(&registry), pod_ip, set_node).await;
     let states = |check: &str| {
         all.iter().filter(|(name, ..)| name == check).map(|(_, state, _)| state.as_str()).collect::<Vec<_>>()
     };
@@ -254,14 +261,14 @@ async fn doctor_without_a_running_program_fails_and_tries_its_ports() {
         "[server.connect]\nlisten = \"127.0.0.1:0\"",
         &format!("[server.connect]\nlisten = \"{at}\""),
     );
-    let all = findings(&place, Role::Server, &text, |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &text, |_| ()).await;
     assert!(
         has(&all, "server", "error", &format!("no server on this machine responds: {nothing}")),
         "{all:#?}"
     );
     assert!(has(&all, "port", "error", &format!("server.connect.listen: cannot listen on {at}")), "{all:#?}");
     let text = place.edge("node1", at, "").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
-    let all = findings(&place, Role::Edge, &text, |_| ()).await;
+    let all = findings(&place, DoctorRole::Edge, &text, |_| ()).await;
     assert!(has(&all, "edge", "error", "no edge on this machine responds"), "{all:#?}");
 }
 
@@ -271,9 +278,10 @@ async fn a_program_that_hangs_is_reported_instead_of_its_ports() {
     let place = TestDir::new();
     let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = hung.local_addr().unwrap();
-    for (role, program, text) in
-        [(Role::Server, "server", place.cloud("")), (Role::Edge, "edge", place.edge("node1", at, ""))]
-    {
+    for (role, program, text) in [
+        (DoctorRole::Server, "server", place.cloud("")),
+        (DoctorRole::Edge, "edge", place.edge("node1", at, "")),
+    ] {
         let text = text.replace("admin_listen = \"127.0.0.1:0\"", &format!("admin_listen = \"{at}\""));
         let all = findings(&place, role, &text, |_| ()).await;
         let expected = format!("the {program} on this machine runs, but did not respond within 5s");
@@ -284,17 +292,16 @@ async fn a_program_that_hangs_is_reported_instead_of_its_ports() {
 
 #[tokio::test]
 async fn world_readable_secrets_are_reported() {
-    use std::os::unix::fs::PermissionsExt as _;
     let place = TestDir::new();
     let mode = |mode| {
         let rights = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(&place.files.key, rights).unwrap();
     };
     mode(0o600);
-    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(""), |_| ()).await;
     assert!(!has(&all, "secrets", "warning", "server.links.key"), "{all:#?}");
     mode(0o644);
-    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "secrets", "warning", "server.links.key"), "{all:#?}");
 }
 
@@ -309,7 +316,7 @@ async fn a_server_that_publishes_nothing_has_no_error_in_dns_and_invited_nodes_a
         joined.display()
     );
     let set_node = |doctor_args: &mut DoctorArgs| doctor_args.node = Some("node1".parse().unwrap());
-    let all = findings(&place, Role::Server, &place.cloud(&tables), set_node).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(&tables), set_node).await;
     assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
     let own =
         "nodes with their own token: 0 in the token file, 2 joined by invitation; all others share one token";
@@ -320,14 +327,14 @@ async fn a_server_that_publishes_nothing_has_no_error_in_dns_and_invited_nodes_a
 async fn a_token_file_without_a_valid_line_is_reported_with_its_faulty_lines() {
     let place = TestDir::new();
     place.file("token", "node1\n");
-    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "warning", "so every edge is refused"), "{all:#?}");
     assert!(has(&all, "token", "warning", "line 1: it has no ':'"), "{all:#?}");
     place.file("token", "node1:\n");
-    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "warning", "0 in the token file, so every edge is refused"), "{all:#?}");
     place.file("token", "node1:t\n");
-    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "ok", "1 in the token file"), "{all:#?}");
 }
 
@@ -344,7 +351,7 @@ async fn a_peer_with_an_expired_certificate_gets_the_hint_to_renew_it() {
         &place.cloud(&format!("[server.peers]\naddresses = [\"{}\"]\n", peer.server.bound.grpc)),
     ));
     let doctor_args = DoctorArgs {
-        role: Role::Server,
+        role: DoctorRole::Server,
         config,
         target: Vec::new(),
         node: None,
@@ -363,7 +370,7 @@ async fn a_check_of_the_config_fails_with_an_expired_certificate() {
         params.not_before = date_time_ymd(2000, 1, 1);
         params.not_after = date_time_ymd(2001, 1, 1);
     });
-    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "config", "error", "server.links.cert"), "{all:#?}");
 }
 
@@ -382,7 +389,7 @@ async fn the_hint_for_a_refused_token_is_printed_once_even_if_the_edge_runs() {
     .await;
     let config = Some(place.file("doctor.toml", &text.replace("127.0.0.1:0", &admin.to_string())));
     let doctor_args = DoctorArgs {
-        role: Role::Edge,
+        role: DoctorRole::Edge,
         config,
         target: Vec::new(),
         node: None,
@@ -417,7 +424,7 @@ async fn a_key_of_another_certificate_fails_although_the_server_still_runs_with_
     let admin = format!("admin_listen = \"{}\"", server.server.bound.log);
     std::fs::write(&place.files.key, KeyPair::generate().unwrap().serialize_pem()).unwrap();
     let text = place.cloud("").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
-    let all = findings(&place, Role::Server, &text, |_| ()).await;
+    let all = findings(&place, DoctorRole::Server, &text, |_| ()).await;
     assert!(has(&all, "config", "error", "does not belong to the certificate"), "{all:#?}");
 }
 
@@ -443,11 +450,66 @@ async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
     let found_at = async |number: usize| {
         let admin = format!("admin_listen = \"{}\"", servers[number].server.bound.log);
         let text = text(number).replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
-        findings(&place, Role::Server, &text, |_| ()).await
+        findings(&place, DoctorRole::Server, &text, |_| ()).await
     };
     let expected = "this server would refuse node edge7 of peer";
     let all = found_at(1).await;
     assert!(has(&all, "token", "warning", expected), "{all:#?}");
     let all = found_at(0).await;
     assert!(!has(&all, "token", "warning", ""), "{all:#?}");
+}
+
+/// Returns a user's file with links to this server.
+fn client_file(place: &TestDir, server: impl std::fmt::Display, user: &str, token: &str) -> String {
+    format!(
+        "servers = [\"{server}\"]\nuser = \"{user}\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n\
+         ca = {:?}\ntls_server_name = \"{NAME}\"\n",
+        place.files.ca
+    )
+}
+
+#[tokio::test]
+async fn a_users_device_is_checked_from_its_file_to_the_targets_that_she_may_reach() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = users::server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let grpc = server.server.bound.grpc;
+    let text = client_file(&place, grpc, "alice", USER_TOKEN);
+    let targets = [format!("node1:{}", echo.port()), "other1:22".to_owned()];
+    let all = findings(&place, DoctorRole::Client, &text, |doctor_args| {
+        doctor_args.target = targets.iter().map(|target| target.parse().unwrap()).collect();
+    })
+    .await;
+    for check in ["config", "port", "tls", "token", "dialect", "packets"] {
+        assert!(has(&all, check, "ok", ""), "{check}: {all:#?}");
+    }
+    assert!(has(&all, "target", "ok", &targets[0]), "{all:#?}");
+    assert!(has(&all, "target", "error", "no rule lets alice reach port 22 of node other1"), "{all:#?}");
+    assert_eq!(all.iter().filter(|(_, state, _)| state == "error").count(), 1, "{all:#?}");
+}
+
+#[tokio::test]
+async fn each_error_between_a_users_device_and_a_server_is_reported() {
+    let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
+    let server = users::server(&place, "").await;
+    let (grpc, nothing) = (server.server.bound.grpc, targets::closed_port().await);
+    let text = client_file(&place, grpc, "alice", USER_TOKEN);
+    let strange = Authority::new().write(other.path(), &[NAME]).ca;
+    let no_ca = text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap());
+    for (text, check, detail) in [
+        (client_file(&place, nothing, "alice", USER_TOKEN), "port", "refused"),
+        (client_file(&place, server.connect, "alice", USER_TOKEN), "port", "does not speak TLS"),
+        (client_file(&place, "no-such-name.invalid:9000", "alice", USER_TOKEN), "dns", "no-such-name"),
+        (client_file(&place, grpc, "alice", "another token of thirty-two chars"), "token", "token"),
+        (text.replace(NAME, "other.test"), "certificate name", NAME),
+        (no_ca, "ca", "a CA that this end does not trust"),
+        (text.replace("user =", "usr ="), "config", "usr: unknown key"),
+        ("server = \"a:1\"\n".to_owned(), "config", "names no servers"),
+    ] {
+        let all = findings(&place, DoctorRole::Client, &text, |_| ()).await;
+        let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "error").collect();
+        let [(name, _, found)] = bad.as_slice() else { panic!("{check}: {all:#?}") };
+        assert!(name == check && found.contains(detail), "{check}: {all:#?}");
+        assert!(!format!("{all:?}").contains("thirty-two"), "{all:#?}");
+    }
 }

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
-use crate::command::doctor::handshakes::handshakes;
+use crate::command::doctor::handshakes::{Caller, handshakes};
 use crate::command::doctor::{
     AdminAddress, DoctorArgs, DoctorFindings, TIMEOUT, add_conditions, admin_address, fetch_page,
     not_responding,
@@ -18,12 +18,15 @@ use crate::command::doctor::{
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
 use crate::uplink::link_dialer::messages::connection_hint;
+use tunnel_base::files;
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::frame::ErrorCode;
-use tunnel_proto::names::{Host, Target};
+use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Host, Instance, Target};
 
 pub(super) async fn check_edge(
     settings: &EdgeConfig,
@@ -39,10 +42,9 @@ pub(super) async fn check_edge(
         Ok(proxy) => proxy,
         Err(why) => return found.add_error("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
     };
-    for server in &client.server_addresses().collect::<Vec<_>>() {
-        let proxy = proxy.as_ref().filter(|proxy| proxy.applies_to(&server.at));
-        let Some(socket) = reach(server, proxy, &resolver, found).await else { continue };
-        handshakes(settings, server, socket, proxy, linked, found).await;
+    if let Some(caller) = caller(settings, linked, found) {
+        let servers: Vec<_> = client.server_addresses().collect();
+        check_servers(&caller, &servers, "edge.uplink.servers", proxy.as_ref(), &resolver, found).await;
     }
     let dialer = TargetDialer {
         place: TargetDialerRole::Node(client.node.clone()),
@@ -112,15 +114,61 @@ async fn wait_until_tried(file: &Path) {
 /// Time in which an edge reads a changed token file and dials with it.
 const TOKEN_TRIED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Connects to a server's address.
+/// Returns what the edge links with. Reports a certificate that does not exist yet.
+fn caller(settings: &EdgeConfig, is_linked: bool, found: &mut DoctorFindings) -> Option<Caller> {
+    let client = &settings.uplink;
+    let has_token = client.token.is_some() || client.token_file.is_some();
+    let certificate = settings.csr.as_ref().filter(|_| !has_token).map(|csr| &csr.file);
+    if let Some(file) = certificate.filter(|file| !file.exists()) {
+        let hint =
+            "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
+        let text = format!("{} does not exist yet", file.display());
+        found.add_error("certificate", text, "a certificate, or a token", hint);
+        return None;
+    }
+    let identity = certificate.map(|file| IdentityFiles { cert: file.clone(), key: file.clone() });
+    let trust = Trust::Ca(client.ca.clone());
+    // Errors of the files were already reported by the check of the config.
+    let tls = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
+    let text = match (&client.token, &client.token_file) {
+        (Some(token), _) => token.reveal().to_owned(),
+        (None, Some(file)) => files::read_text(file).unwrap_or_default(),
+        (None, None) => String::new(),
+    };
+    let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+    let instance = Instance::random();
+    let hello = (!is_linked).then(|| (instance, EdgeHello::edge_request(&client.node, token, instance)));
+    let node = client.node.clone();
+    Some(Caller { tls: tls.load(), ca_key: "edge.uplink.ca", name: node.to_string(), node, hello })
+}
+
+/// Checks that each server can be reached, and accepts the caller.
+pub(super) async fn check_servers(
+    caller: &Caller,
+    servers: &[ServerAddress],
+    key: &str,
+    proxy: Option<&OutboundProxy>,
+    resolver: &Resolver,
+    found: &mut DoctorFindings,
+) {
+    for server in servers {
+        let proxy = proxy.filter(|proxy| proxy.applies_to(&server.at));
+        if let Some(socket) = reach(server, key, proxy, resolver, found).await {
+            handshakes(caller, server, socket, proxy, found).await;
+        }
+    }
+}
+
+/// Connects to a server's address, which is in `key`.
 async fn reach(
     server: &ServerAddress,
+    key: &str,
     proxy: Option<&OutboundProxy>,
     resolver: &Resolver,
     found: &mut DoctorFindings,
 ) -> Option<TcpStream> {
     let Some(proxy) = proxy else {
-        let addresses = resolve(&server.at, "edge.uplink.servers", resolver, found).await?;
+        let addresses = resolve(&server.at, key, resolver, found).await?;
         return match dial(&server.at.host, &addresses, TIMEOUT).await {
             Ok(socket) => {
                 found.add_ok("port", format!("{} accepts connections", server.at));

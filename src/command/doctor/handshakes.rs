@@ -1,19 +1,19 @@
-//! The handshakes of `tunnel doctor edge` with a server: TLS, the link, and whether large packets arrive.
+//! The handshakes of `tunnel doctor` with a server: TLS, the link, and whether large packets arrive.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
 
 use crate::command::doctor::{DoctorFindings, TIMEOUT, check_of};
 use crate::config::edge::ServerAddress;
-use crate::edge::config::EdgeConfig;
 use crate::uplink::link_dialer::messages::hint as tls_remedy;
 use tunnel_base::drain::Drain;
-use tunnel_base::files;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
@@ -23,24 +23,34 @@ use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::path_mtu::{self, REMEDY};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
+use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::EdgeHello;
-use tunnel_proto::names::{Host, Instance, Target};
+use tunnel_proto::names::{Host, Instance, NodeName, Target};
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
-/// Makes the handshakes with a server as the edge would, and checks whether large packets arrive.
-///
-/// While the edge is `linked`, it sends no token: for the servers, this command is another process with its node's
-/// name.
+/// The edge or the user's program that would link.
+pub(super) struct Caller {
+    /// Its TLS with servers.
+    pub(super) tls: Arc<ClientConfig>,
+    /// The key of the CAs that sign the servers' certificates.
+    pub(super) ca_key: &'static str,
+    /// Its node, or no node of a user's program.
+    pub(super) node: NodeName,
+    /// Its name in the findings.
+    pub(super) name: String,
+    /// Its instance and the metadata that prove it. `None` while the edge of this node is linked: for the servers, this
+    /// command is another process with the node's name, so it proves nothing.
+    pub(super) hello: Option<(Instance, HeaderMap)>,
+}
+
+/// Makes the handshakes with a server as the caller would, and checks whether large packets arrive.
 pub(super) async fn handshakes(
-    settings: &EdgeConfig,
+    caller: &Caller,
     server: &ServerAddress,
     socket: TcpStream,
     proxy: Option<&OutboundProxy>,
-    linked: bool,
     found: &mut DoctorFindings,
 ) {
     let Ok(at) = socket.peer_addr() else { return };
@@ -55,8 +65,8 @@ pub(super) async fn handshakes(
     let before: &DoctorFindings = found;
     let shake = async |socket, _| {
         let mut made = DoctorFindings::default();
-        let Some(io) = secure(settings, server, socket, &mut made).await else { return Err(made) };
-        if call(settings, server, io, linked, before, &mut made).await { Ok(made) } else { Err(made) }
+        let Some(io) = secure(caller, server, socket, &mut made).await else { return Err(made) };
+        if call(caller, server, io, before, &mut made).await { Ok(made) } else { Err(made) }
     };
     let (Ok(made) | Err(made)) = path_mtu::handshake(connect, shake).await;
     let answered = made.is_well();
@@ -76,35 +86,17 @@ pub(super) async fn handshakes(
     }
 }
 
-/// Performs the TLS handshake as the edge would.
+/// Performs the TLS handshake as the caller would.
 async fn secure(
-    settings: &EdgeConfig,
+    caller: &Caller,
     server: &ServerAddress,
     socket: TcpStream,
     found: &mut DoctorFindings,
 ) -> Option<Secured> {
-    let trust = Trust::Ca(settings.uplink.ca.clone());
-    let certificate = settings
-        .csr
-        .as_ref()
-        .filter(|_| settings.uplink.token.is_none() && settings.uplink.token_file.is_none())
-        .map(|csr| &csr.file);
-    if let Some(file) = certificate.filter(|file| !file.exists()) {
-        let hint =
-            "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
-        found.add_error(
-            "certificate",
-            format!("{} does not exist yet", file.display()),
-            "a certificate, or a token",
-            hint,
-        );
-        return None;
-    }
-    let identity = certificate.map(|file| IdentityFiles { cert: file.clone(), key: file.clone() });
-    // Errors of the file or the name were already reported by the config check.
-    let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
+    // An error of the name was already reported by the check of the config.
     let name = tls::server_name(&server.dns.to_string()).ok()?;
-    let accepted = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, BufferPool::new()));
+    let socket = Buffered::new(socket, BufferPool::new());
+    let accepted = TlsConnector::from(Arc::clone(&caller.tls)).connect(name, socket);
     match timeout(TIMEOUT, accepted).await {
         Ok(Ok(io)) => {
             found.add_ok(
@@ -115,7 +107,7 @@ async fn secure(
         }
         Ok(Err(error)) => {
             let fault = TlsHandshakeError::of(&error);
-            let expectation = format!("a certificate for {}, signed by edge.uplink.ca", server.dns);
+            let expectation = format!("a certificate for {}, signed by {}", server.dns, caller.ca_key);
             found.add_error(
                 check_of(&fault),
                 format!("{}: {fault}", server.at),
@@ -132,17 +124,15 @@ async fn secure(
     }
 }
 
-/// Opens a link as the edge does, and closes it at once. Only this tests whether token, name and dialect are accepted.
-/// `before` are the findings of earlier checks. Returns true if the server has answered.
+/// Opens a link as the caller does, and closes it at once. Only this tests whether token, name and dialect are
+/// accepted. `before` are the findings of earlier checks. Returns true if the server has answered.
 async fn call(
-    settings: &EdgeConfig,
+    caller: &Caller,
     server: &ServerAddress,
     io: Secured,
-    linked: bool,
     before: &DoctorFindings,
     found: &mut DoctorFindings,
 ) -> bool {
-    let client = &settings.uplink;
     let metrics = Metrics::edge();
     let limits = SessionLimits {
         windows: WindowLimits { start: 32 * 1024, max: 32 * 1024 },
@@ -150,16 +140,14 @@ async fn call(
         sessions: 1,
         resume_timeout: Duration::ZERO,
     };
-    let table = SessionTable::new(Instance::random(), limits, metrics.clone());
+    let (instance, metadata) = caller.hello.clone().unwrap_or_else(|| (Instance::random(), HeaderMap::new()));
+    let table = SessionTable::new(instance, limits, metrics.clone());
     let link_context = LinkContext::new(table, metrics, Drain::new());
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-    let metadata = match linked {
-        true => HeaderMap::new(),
-        false => EdgeHello::edge_request(&client.node, &token(settings), link_context.table.instance()),
-    };
-    match tunnel_link::grpc::dial::dial(io, &authority, &client.node, metadata, &link_context).await {
+    let is_user = caller.node == NodeName::none();
+    match tunnel_link::grpc::dial::dial(io, &authority, &caller.node, metadata, &link_context).await {
         Ok(reader) => {
-            found.add_ok("token", format!("{} accepts it for {}", server.at, client.node));
+            found.add_ok("token", format!("{} accepts it for {}", server.at, caller.name));
             if reader.link.is_plain() {
                 let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
                 found.add_warning("dialect", text, "run this program as the server too");
@@ -168,7 +156,13 @@ async fn call(
             }
             reader.link.close();
         }
-        Err(LinkDialError::Refused { .. }) if linked => {}
+        Err(LinkDialError::Refused { .. }) if caller.hello.is_none() => {}
+        Err(why @ LinkDialError::Refused { .. }) if is_user => {
+            let check = if why.is_denied() { "token" } else { "link" };
+            let hint =
+                why.user_hint().unwrap_or("ask the operator, who finds the reason in the server's log");
+            found.add_error(check, why.to_string(), "a server that permits links of this user", hint);
+        }
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
             // A running edge has reported the same error with its hint.
             found.add_token_error(why.to_string(), why.hint().filter(|hint| !before.contains(hint)));
@@ -183,14 +177,4 @@ async fn call(
         }
     }
     true
-}
-
-/// Returns the edge's first token, or an empty text.
-fn token(settings: &EdgeConfig) -> String {
-    let text = match (&settings.uplink.token, &settings.uplink.token_file) {
-        (Some(token), _) => token.reveal().to_owned(),
-        (None, Some(file)) => files::read_text(file).unwrap_or_default(),
-        (None, None) => String::new(),
-    };
-    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
 }

@@ -41,9 +41,12 @@ pub(crate) fn no_link(error: &anyhow::Error, of_user: bool) -> String {
         Some(hint) => format!("{error:#}; {hint}"),
         None => format!("{error:#}"),
     };
-    // A user has other keys than an operator.
-    let for_user = |text: String, (edge, user): &(&str, &str)| text.replace(edge, user);
-    if of_user { USER_KEYS.iter().fold(text, for_user) } else { text }
+    if of_user { for_user(text) } else { text }
+}
+
+/// Replaces the keys of an edge's config in a text: a user has other keys than an operator.
+pub(crate) fn for_user(text: String) -> String {
+    USER_KEYS.iter().fold(text, |text, (edge, user)| text.replace(edge, user))
 }
 
 /// The keys of an edge that these texts name, and what they are for a user.
