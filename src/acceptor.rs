@@ -74,6 +74,8 @@ impl SessionAcceptor {
             () = offer.withdrawn() => Err(SessionError::new(ErrorCode::Cancelled, "the opener gave up before the target answered")),
         };
         self.metrics.open_duration.observe(started.elapsed().as_secs_f64());
+        // The dial may have taken seconds. The rights of this moment decide, before the opener learns that the target
+        // answers.
         let granted = dialled.and_then(|(connection, right)| {
             let judge = move |change: &RightsChange| {
                 right.judge(change).map(|()| UNTIL_CHANGED).map_err(|why| why.reason)

@@ -83,6 +83,7 @@ impl Publisher {
         let mut backoff = Backoff::new();
         let mut failing = false;
         while !drain.is_draining() {
+            // Before the nodes are read, so that a change during the write wakes the next wait.
             changes.mark_unchanged();
             let nodes = self.registry.nodes();
             let records = self.vet.records(nodes, &self.zone, &self.store.servers().await).await;
@@ -91,12 +92,14 @@ impl Publisher {
             let written = self.store.write(&records).await;
             if let Err(cause) = written {
                 self.metrics.dns_publish_failures.inc();
+                // One line for an outage, however long it lasts; the metric counts the attempts.
                 if !failing {
                     warn!(error = %cause, "cannot publish records, retrying");
                 }
                 failing = true;
                 (self.report)(Err(cause.to_string()));
                 let again = Instant::now() + backoff.pause(rand::random());
+                // Changes do not end this wait: a store that is down must not be tried for each node that connects.
                 tokio::select! {
                     biased;
                     () = drain.draining() => {}
@@ -111,6 +114,7 @@ impl Publisher {
             backoff = Backoff::new();
             self.metrics.dns_records.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
             (self.report)(Ok(()));
+            // A write is due without changes, too: leases expire, and other programs rewrite files.
             let due = self.store.due();
             let next = desired.next().map_or(due, |next| next.min(due));
             tokio::select! {
@@ -120,6 +124,7 @@ impl Publisher {
                 () = sleep_until(next) => {}
             }
         }
+        // DNS must not send clients to a server that stops.
         match timeout(WITHDRAW_TIMEOUT, self.store.withdraw()).await {
             Ok(Ok(())) => {
                 self.metrics.dns_records.set(0);

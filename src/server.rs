@@ -230,6 +230,7 @@ impl Server {
         let admin_addr = admin_addr.map(tracing::field::display);
         let connect_addr = bound.connect().map(tracing::field::display);
         let proxies = settings.links.proxy_protocol.clone();
+        // Last, so that all that serves an edge's sessions has started before the first edge links.
         links::spawn(grpc, proxies, files.tls, dialled_links, context.clone());
         info!(links_addr = %bound.grpc, connect_addr, admin_addr, "server started");
         Ok(Self {
@@ -371,6 +372,7 @@ impl ServerContext {
         let table = link_context.table.clone();
         let metrics = link_context.metrics.clone();
         let registry = Registry::new(metrics.clone());
+        // The cluster comes first: it knows which edges may link, and where peers are.
         let cluster = KubernetesView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &metrics, &drains.links);
         let tokens = files.tokens.clone();
@@ -390,6 +392,7 @@ impl ServerContext {
             None => Finder::without_peers(registry.clone(), table.instance()),
             Some(peers) => Finder::new(registry.clone(), table.instance(), peers, dns, port),
         };
+        // Two lists of targets: what edges reach in the cloud, and what clients reach without an edge.
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
         let clients = drains.clients.clone();
@@ -422,6 +425,7 @@ impl ServerContext {
             stopping: CancellationToken::new(),
             drains,
         };
+        // Last, because users are admitted by all of the above, like clients of a listener.
         context.user_links = UserLinks::new(prepared.users.clone(), context.listener_context());
         (context, dialled_links)
     }

@@ -164,6 +164,7 @@ pub async fn run_session<C: Connection>(
     };
     let mut to_session = CopyDirection::counted(Side::A, Bytes::new(), given);
     let mut from_session = CopyDirection::counted(Side::B, early, taken);
+    // Dropped in the middle, the connection must not look complete to its party.
     socket.io().set_reset_on_drop(true);
     let ended = tokio::select! {
         biased;
@@ -172,6 +173,7 @@ pub async fn run_session<C: Connection>(
     };
     match ended {
         Some(ended) => {
+            // The session ends first: its access line does not wait for a party that is slow to close.
             drop(opened.end(ended, local));
             close(&mut socket, Side::A, ended).await;
         }
@@ -192,6 +194,7 @@ pub async fn bridge_sessions(
 ) -> RelayOutcome {
     let mut up = CopyDirection::new(Side::A);
     let mut down = CopyDirection::new(Side::B);
+    // Biased: no byte passes after a revocation.
     let ended = tokio::select! {
         biased;
         why = revoked => Err(why),
@@ -201,6 +204,7 @@ pub async fn bridge_sessions(
     match ended {
         Err(why) => {
             alive.end(REVOKED);
+            // Bytes that wait are discarded, as the right to them is lost.
             opener.reset(why.clone());
             acceptor.reset(why.clone());
             end(why)
@@ -216,6 +220,7 @@ pub async fn bridge_sessions(
                 .unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
             debug!(error = %why, "bridged session failed");
             alive.end(why.code.name());
+            // The other remote gets all bytes that have arrived here, and then the reason.
             left.break_off(why.clone());
             end(why)
         }

@@ -220,6 +220,7 @@ impl TargetDialer {
                 return Err(self.place.forbidden_error(target, None).into());
             }
             Host::Ip(ip) => vec![*ip],
+            // After loopback come the interfaces, because a service may listen at one of them only.
             Host::Name(_) if self.is_local(&target.host) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
                 let own = if at_node { &here.own[..] } else { &[] };
@@ -227,6 +228,7 @@ impl TargetDialer {
             }
             Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
         };
+        // Exactly the checked addresses are dialled later: another lookup of the name could return others.
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| canonical_ip(*ip)) {
             let at = SocketAddr::new(ip, target.port);

@@ -495,11 +495,13 @@ impl Admission {
         let user = access.user.clone();
         let judge = |node: &_, port| policy.authorize(user.as_deref(), from, node, port);
         let may = |node: &_, port| judge(node, port).is_ok();
+        // Rules name nodes, so the node of an address or a Service is found before they are checked.
         let mut destination = self.destination(node, target, may)?;
         let node = destination.node.clone();
         let port = destination.target.port;
         access.node = Some(node.clone());
         judge(&node, port)?;
+        // Without an edge this process dials, which a rule must permit by itself.
         destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
         let policy = self.context.policy.clone();
         Ok((destination, AccessBasis { policy, listener, from, identity, node, port, direct: None }))
@@ -613,6 +615,7 @@ impl AuthorizedRequest {
             },
         };
         context.metrics.open_duration.observe(started.elapsed().as_secs_f64());
+        // The opening may have taken seconds, so the rights of this moment decide whether the session stays.
         let granted = opened.and_then(|TargetStream { stream, right }| {
             let basis = AccessBasis { direct: right, ..basis };
             access.id = stream.id();

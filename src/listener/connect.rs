@@ -159,6 +159,8 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
                     reason == SSH && refusals.may_log(SSH, admission.from().ip()) => warn,
                     hint = NO_SSH, "ssh client connected without a proxy command"
                 );
+                // A bad head passes the checks like a request: it is counted, and a forbidden client learns no more
+                // than that.
                 if let Some(status) = rejected
                     && let Err(denied) =
                         admission.authorize(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
@@ -210,6 +212,7 @@ struct BadHead<C> {
 /// malformed head is withheld, because it has no reason. A client that loses its place within its head gets a response.
 async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<ConnectHead<C>, BadHead<C>> {
     let taken = Mutex::new(None);
+    // The service keeps the request and never answers, so hyper writes nothing before the stream is taken back.
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
         *taken.lock() = Some(request);
         pending()
@@ -223,6 +226,7 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
         match (polled, request) {
             (_, Some(request)) => Poll::Ready((Ok(()), Some(request))),
             (Poll::Ready(ended), None) => Poll::Ready((ended, None)),
+            // The connection is dropped after this poll, so the client is answered within it.
             (Poll::Pending, None) if admission.is_evicted() => Poll::Ready((Ok(()), None)),
             (Poll::Pending, None) => Poll::Pending,
         }
@@ -232,6 +236,7 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
     let (Hooked { io: mut socket, hook: HeadCapture { read, .. } }, response) =
         parts.io.into_inner().into_inner();
     let buffered = parts.read_buf;
+    // A client that has sent nothing expects no answer, perhaps not even HTTP.
     let evicted = admission.is_evicted() && !read.is_empty();
     let rejected = automatic_response(&response).or(evicted.then_some(StatusCode::SERVICE_UNAVAILABLE));
     match (ended, request) {
@@ -246,6 +251,8 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
             Err(BadHead { reason: SSH, socket, rejected: None })
         }
         (Err(error), None) => {
+            // hyper has rejected the target, but not said why. This program names the error, and in the version that
+            // the client uses.
             if let Some((version, wrong)) = malformed_target(&read) {
                 let trace = new_trace();
                 let request = Err(wrong.into());

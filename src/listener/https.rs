@@ -149,9 +149,11 @@ fn read(
         let found = "\"host\", but mode is \"passthrough\"".to_owned();
         table.error_in("ports", &part, found, expected, report);
     }
+    // In passthrough mode the target ends the TLS, so no client proves anything to this server.
     let requests_certificates = !passthrough && https.client_ca.is_some();
     let tls = PortTlsState::On { client_certificate: requests_certificates };
     let proofs = AuthMethods { password: false, tls };
+    // A certificate without use does no harm. A client_ca without use looks like protection, so it is an error.
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are ignored: in this mode clients speak TLS with the target";
         report.warn(table.key("mode"), WarningKind::Unexpected, text);

@@ -115,6 +115,7 @@ impl EtcdRecords {
     async fn change(&mut self, some: &[(String, bool)]) -> Result<(), EtcdError> {
         let connection = self.members.connected().await?;
         let Some(lease) = &mut self.lease else { return Err(EtcdError::LeaseLost) };
+        // Before the requests: if an answer is lost, the record may be there or not, and is written or deleted again.
         for (name, _) in some {
             lease.unsure.insert(name.clone());
             lease.written.remove(name);
@@ -134,6 +135,7 @@ impl EtcdRecords {
             });
         }
         let answers = join_all(requests).await;
+        // All answers are read, even after an error, because each tells what etcd has.
         let mut failed = None;
         for answer in answers {
             match answer {

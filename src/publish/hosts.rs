@@ -85,6 +85,7 @@ fn write(
     let _held = lock(file)?;
     let signs_file = &with_suffix(file, ".signs");
     let mut signs = read_signs(signs_file)?;
+    // Its own sign proves nothing to this server, which must not judge its own lines.
     signs.remove(&server);
     let seen = follow(seen, &signs, now);
     let dead: BTreeSet<_> =
@@ -95,10 +96,12 @@ fn write(
         new = without(&new, &dead);
         info!(servers = ?dead, "removed lines of stopped servers");
     }
+    // DNS servers read the whole file again after a write.
     if old.as_ref() != Some(&new) {
         replace(file, MODE, &new)?;
     }
     signs.retain(|ip, _| !dead.contains(ip));
+    // Without lines there is nothing to remove should this server die.
     if !records.is_empty() {
         signs.insert(server, rand::random::<u64>().to_string());
     }

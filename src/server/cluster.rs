@@ -48,6 +48,7 @@ impl KubernetesView {
         if let Some(csr) = &settings.csr {
             with_kubernetes!(api::csr::keep_server(csr, readiness, drain), else ());
         }
+        // Without the table, a value that never changes stands in, so that its readers need no second case.
         let ports = settings.ports.as_ref().map_or_else(
             unchanging,
             |ports| with_kubernetes!(api::keep::ports(ports, own, readiness, drain), else unchanging()),

@@ -160,6 +160,7 @@ impl ServerConfig {
             pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),
             addresses: addresses::read(&mut table, by_address, env, report),
         };
+        // At the end, when a key that nothing has read is an unknown one.
         for table in [table, file] {
             table.finish(report);
         }
@@ -190,11 +191,14 @@ impl ServerConfig {
             pod_ip: _,
         } = self;
         let mut plan = ConfigPlan::default();
+        // A change of rights closes no listener: open sessions are judged again, and only those without a right end.
         plan.judge(&self.access(), &new.access());
         let users_differ = clients.is_some() != new.clients.is_some() || self.admins() != new.admins();
         add(&mut plan.judges, users_differ, clients::TABLE);
         add(&mut plan.judges, *edge_access != new.edge_access, "server.edge_access");
         add(&mut plan.judges, *direct != new.direct, "server.direct");
+        // By key: other settings at the same key are one listener that opens again, instead of one that goes and one
+        // that comes.
         let has = |all: &[ConfiguredListener], key: &str| all.iter().any(|one| one.key() == key);
         for old in listeners.iter().filter(|old| !has(&new.listeners, old.key())) {
             let keys = if old.kind.is_live() { &mut plan.closes } else { &mut plan.restart };
@@ -208,6 +212,7 @@ impl ServerConfig {
             };
             keys.insert(one.key().to_owned());
         }
+        // Everything else is read at the start only. The plan names it, so that no operator waits for an effect.
         let client_ca = |clients: &Option<ClientLinksConfig>| clients.as_ref()?.client_ca.clone();
         for (differs, key) in [
             (*links != new.links, "server.links"),

@@ -87,6 +87,7 @@ pub(crate) fn read(
             warn!(file = %path.display(), line, error = %error, "invalid line in token file");
         }
         warn_insecure(&tokens, &path, &key, egress);
+        // At the start an empty file is taken as it is. Later it is more likely a mistake, and would close every link.
         if !tokens.is_empty() {
             first.store(false, Relaxed);
         } else if !first.load(Relaxed) && !is_empty_intended(&tokens, is_optional) {

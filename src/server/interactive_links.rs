@@ -61,6 +61,8 @@ async fn run_interactive(reader: &mut LinkReader, busy: &Arc<Link>, shared: &Arc
         tokio::select! {
             event = reader.next() => match event {
                 Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
+                    // The edge returns the sessions that it opened. Those that this server opened or relays must return
+                    // as well.
                     is_new = false;
                     busy.clear_interactive(&link);
                     leave_link(&link, shared);
@@ -84,6 +86,7 @@ async fn run_interactive(reader: &mut LinkReader, busy: &Arc<Link>, shared: &Arc
             }
         }
     };
+    // Before the end is handled, so that no session moves to a link that has ended.
     busy.clear_interactive(&link);
     end_link(reader, &why, shared);
 }

@@ -98,6 +98,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     }
     let from = call.from;
     let linked = |link: &Arc<Link>| LinkedNode { link: link.clone(), from };
+    // Nothing below applies to an interactive link: its node is neither found nor announced by it.
     if hello.purpose == LinkPurpose::Interactive {
         return Box::pin(admit_interactive(call, linked, &credentials, &shared)).await;
     }
@@ -109,6 +110,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
         refusals.may_log_about("node_linked", &hello.node) => info,
         link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.dialect_name(), "node is linked"
     );
+    // The sessions of an unresponsive link move at once. The edge's choice between the links would come an RTT later.
     if let Some(silent) = shared.registry.insert(linked(&link), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.
         if let Some(interactive_link) = silent.set_interactive(None) {
@@ -116,10 +118,12 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
         }
         leave_link(&silent, &shared);
     }
+    // Tracked before the node is announced, so that the link cannot outlive its token.
     shared.edge_links.track(&link, &credentials);
     shared.edge_links.end_previous_token(&hello, &shared.link_context.drain);
     shared.finder.on_linked(&hello.node);
     on_node_moved(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
+    // The server may have begun to stop during the checks, and has sent Drain to the links of that moment.
     if shared.stopping.is_cancelled() {
         link.drain();
     }

@@ -139,6 +139,7 @@ pub(crate) async fn authenticate(
         let answer = CallRejection::Forbidden(NO_USERS.to_owned());
         return Err(LinkDenial::new("no_users", answer).logged());
     };
+    // The address comes before the proof, so that no token can be guessed from elsewhere.
     policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
     let identity = match (&hello.proof, &call.certificate) {
         (UserProof::Token { user, token }, _) => {
@@ -160,6 +161,7 @@ pub(crate) async fn authenticate(
     if shared.stopping.is_cancelled() {
         return Err(LinkDenial::new("stopping", CallRejection::Stopping).logged());
     }
+    // Last, and without an await until the link is accepted, so that no other call takes this place.
     shared.check_room()?;
     let permit = shared.user_links.permits.try_acquire(&user).map_err(|_| {
         let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };

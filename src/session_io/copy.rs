@@ -270,6 +270,7 @@ impl<'a> CopyDirection<'a> {
         to: &mut T,
     ) -> CopyPoll {
         if self.chunk.is_empty() {
+            // A turn ends between two chunks, because bytes that were read must not wait for the next turn.
             if *turn.room == 0 {
                 return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
             }
@@ -280,6 +281,7 @@ impl<'a> CopyDirection<'a> {
                     self.chunk = chunk;
                 }
                 Poll::Ready(Err(cause)) => return self.source_failed(&cause, turn),
+                // Nothing more arrives for now, so what was written must not wait in a buffer.
                 Poll::Pending => return self.flush(turn, to),
             }
         }

@@ -86,6 +86,8 @@ impl Destination {
         access: &mut AccessLogEntry,
     ) -> Result<TargetStream, Denial> {
         let Self { node, target, direct, all } = self;
+        // Only a server dials instead of an edge. For an edge and a user's program, their server has decided that
+        // already.
         match &context.uplink {
             None => {}
             Some(DestinationMapping::Edge { .. }) => return Err(not_routed(why, node == NodeName::direct())),
@@ -116,6 +118,7 @@ impl Destination {
                 }
             }
             (RouteError::Offline { missing, .. }, None) if missing.is_unknown_node() => {
+                // The client has requested an address and no node, so the answer does not speak of a node either.
                 Err(match node.address() {
                     Some(ip) => Denial::NoNode(Target { host: Host::Ip(ip), port: target.port }),
                     None => RouteError::Offline { node, missing }.into(),

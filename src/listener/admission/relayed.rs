@@ -62,6 +62,8 @@ impl AuthorizedRequest {
             ));
             return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
         }
+        // A parked session may have been ended meanwhile. Its grant has the reason, and it must not return on another
+        // path.
         let parked = match self.context.grants.unpark(id) {
             Ok(parked) => parked,
             Err(why) => {
@@ -72,6 +74,7 @@ impl AuthorizedRequest {
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
+        // It keeps start and count of the parked one, so that lists show one session instead of its paths.
         let relayed = RelayedSession {
             target: access.target.clone(),
             client: access.client.clone(),

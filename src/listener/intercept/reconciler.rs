@@ -92,6 +92,8 @@ impl NftReconciler {
     fn refresh_addresses(&mut self) -> bool {
         let own = self.own.now().all;
         let peers = self.deps.finder.peers().map(|peers| peers.addresses()).unwrap_or_default();
+        // Traffic for one of these addresses must reach its machine: redirected, it would cut off this server or a
+        // peer.
         let refuses = |ip: IpAddr| {
             let why = [
                 (!self.settings.networks.contains(ip), REASON_OUTSIDE_NETWORKS),
@@ -102,6 +104,7 @@ impl NftReconciler {
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
         let holders = self.deps.context.addresses.owners((self.deps.claims)(), refuses);
+        // Each node is looked up once, however many addresses it has.
         let mut knows = HashMap::new();
         let intercepted = self.presence.nodes();
         for node in holders.nodes.values().chain(intercepted.values().map(|intercepted| &intercepted.node)) {
@@ -112,6 +115,7 @@ impl NftReconciler {
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
         let now = Instant::now();
         let resume_timeout = self.deps.context.route.resume_timeout;
+        // `|` and not `||`: the ports are read again in any case.
         let changed =
             self.presence.update(&holders.nodes, linked, now, resume_timeout) | self.refresh_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
