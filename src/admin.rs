@@ -370,6 +370,8 @@ impl AdminContext {
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
+            // An invitation is the right to join, and a port's clients prove nothing. The socket and admins' links
+            // offer them.
             ("/invitations" | "/revocations", AdminProcess::Cloud(_))
                 if matches!(requester, AdminRequester::Address(..)) =>
             {
@@ -410,9 +412,11 @@ impl AdminContext {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
+        // Clients of a port could fill the disk with debug lines. Only SuperEdge's own config expects this there.
         if !self.level_at_ports && matches!(requester, AdminRequester::Address(..)) {
             return plain_text(StatusCode::FORBIDDEN, LEVEL_AT_SOCKET);
         }
+        // Limited in time and size, because the client may be anyone who reaches the port.
         let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
         let Ok(Ok(body)) = body.await else {
             return plain_text(

@@ -400,6 +400,7 @@ fn translate_superedge(args: Vec<OsString>) -> Result<Vec<OsString>, clap::Error
         return Ok(args);
     }
     let mut role = Role::Server;
+    // Flags are collected first: `--m` may be the last one, and the role must be the first argument.
     let mut translated = Vec::new();
     let mut args = args.into_iter();
     let program = args.next();

@@ -409,10 +409,12 @@ impl SharedEnrolments {
                     return Ok(done);
                 }
                 Ok(false) => {}
+                // One more try: the first error may be a response that was lost with its connection.
                 Err(why) if failed => return Err(no_access(&why)),
                 Err(_) => failed = true,
             }
             tried = Some(done);
+            // A random pause, so that servers in conflict do not collide again.
             sleep(MAX_RETRY_PAUSE.mul_f64(rand::random())).await;
         }
         Err(format!(

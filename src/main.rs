@@ -214,10 +214,12 @@ async fn serve(
     mut startup: StartupErrorCollector,
     level: LogLevelHandle,
 ) -> Result<Drained, StartupErrors> {
+    // Before anything is started, so that no signal is lost meanwhile.
     let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_daemon());
     let ((settings, config), mut signals) = match (settings, signals) {
         (Ok(settings), Ok(signals)) if startup.is_clear() => (settings, signals),
         (settings, _) => {
+            // The config can be read, so its files and ports are checked as well: one start reports all errors.
             if let Ok((settings, _)) = settings {
                 settings.check(&mut startup);
             }
@@ -227,6 +229,7 @@ async fn serve(
     info!("{}", fd_limit::raise());
     match settings {
         Settings::Cloud(settings) => {
+            // The cluster's signers may take any time, and a signal must end the wait.
             tokio::select! {
                 () = Server::wait_for_certificates(&settings) => {}
                 () = signals.next() => return Ok(Drained::Finished),

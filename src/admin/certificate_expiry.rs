@@ -55,6 +55,7 @@ pub(super) async fn follow(
         readiness.set_degraded(FILES_CONDITION, watcher.check());
         let mut soon = Vec::new();
         let files = certificates.0.load_full();
+        // A reload may have removed a certificate, whose old date must not cause an alarm.
         metrics.certificates.retain(&files.iter().map(|file| file.key.as_str()).collect());
         for file in files.iter() {
             let Ok(pem) = tokio::fs::read(&file.path).await.and_then(files::decode) else { continue };
@@ -67,6 +68,7 @@ pub(super) async fn follow(
             CERTIFICATES_CONDITION,
             if soon.is_empty() { Ok(()) } else { Err(soon.join("; ")) },
         );
+        // Logged once when the room becomes little; the condition lasts.
         if let Some(room) = audit_disk() {
             if let Err(why) = &room
                 && readiness.trouble(AUDIT_CONDITION).is_none()

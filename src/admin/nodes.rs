@@ -99,6 +99,7 @@ impl AdminContext {
         };
         let handles: Vec<_> = peers.iter().map(|peer| peer.server.clone()).collect();
         let own: Vec<_> = server.finder.registry.views().iter().map(NodeWithLinks::listed).collect();
+        // This server comes first: the commands take the first entry for the one that answers.
         let lists = peers.iter().map(|peer| (&peer.nodes, &peer.end));
         let lists = std::iter::once((&own, &NodeListEnd::Complete)).chain(lists);
         let now = Instant::now();
@@ -124,6 +125,7 @@ impl AdminContext {
                 received_bytes: listed.bytes.map(|[_, received]| received),
             }));
         }
+        // During a move two servers list the node.
         let nodes = newest(nodes);
         let mut down: Vec<_> =
             self.down(server).into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();

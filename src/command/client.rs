@@ -129,6 +129,7 @@ impl ClientSettings {
         let keys = |names| SettingPlaces { names, variable: &variable, file: &path };
         let server =
             keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server.clone());
+        // A flag or variable with a server is meant for this command, so the links of the file do not apply.
         let is_named =
             server.as_ref().is_some_and(|server| !matches!(server.source, SettingSource::File(..)));
         let links = if is_named { None } else { file.links(&path, &env)? };
@@ -238,6 +239,7 @@ impl ClientConfigFile {
 
     /// Returns the links, or `None` if there are none.
     fn links(&self, path: &Path, env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
+        // Without servers these keys have no effect, which their author would not notice.
         let Some(servers) = &self.servers else {
             let fields = [("device", self.device.is_some()), ("token", self.token.is_some())];
             let more = [
@@ -282,6 +284,8 @@ impl ClientConfigFile {
     fn credentials(&self, path: &Path) -> Result<UserCredentials, CommandError> {
         let tokens = match (&self.token, &self.token_file, self.identity(path)?) {
             (Some(_), None, None) => {
+                // The file may change while links use it. Only its token may: links for another user need another
+                // process.
                 let is_for = (self.servers.clone(), self.user.clone(), self.device.clone());
                 reloaded_token(path, move |text| {
                     let file: Self = toml::from_str(text).map_err(|cause| cause.message().to_owned())?;

@@ -61,6 +61,7 @@ pub async fn connect(
     let notices = print_line.clone();
     let settings = ClientSettings::find(&args.client, variable)?;
     let print_notice: PrintLine = Arc::new(move |line| notices(&format!("tunnel: {line}")));
+    // With --listen the first session may come much later. What can be checked is checked while a person watches.
     let reaching = async {
         let opener = SessionOpener::reach(settings, print_notice).await?;
         if args.listen.is_some() {
@@ -119,6 +120,7 @@ async fn listen(
         print_line("anyone who reaches that address can reach the target, with your rights at the server");
     }
     let drain = Drain::new();
+    // A place is taken before a connection is accepted, so connections beyond the maximum wait in the kernel.
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let pool = BufferPool::new();
     let serving = async {

@@ -45,6 +45,7 @@ impl OutputDir {
     ) -> Result<Self, CommandError> {
         let entries: BTreeSet<String> = entries.into_iter().collect();
         let paths = entries.iter().map(|name| dir.join(name));
+        // A dangling symbolic link is an entry as well, which `exists` would miss.
         let taken = paths.filter(|path| fs::symlink_metadata(path).is_ok());
         let taken: Vec<String> = taken.map(|path| path.display().to_string()).collect();
         if !taken.is_empty() {
@@ -60,6 +61,7 @@ impl OutputDir {
             )));
         }
         let is_new = made_now(dir).map_err(|cause| failed(dir, &cause))?;
+        // Two runs at once would mix their unfinished files.
         let lock =
             FileLock::acquire(&dir.join(LOCK), Duration::ZERO).map_err(|cause| match cause.kind() {
                 io::ErrorKind::WouldBlock => CommandError::cannot_write(format!(

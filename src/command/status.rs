@@ -210,6 +210,7 @@ fn text(status_report: &StatusResponse) -> String {
         bytes(totals.bytes_to_client)
     ));
     lines.extend(status_report.room.map(|edges| format!("room for {edges} more edges")));
+    // What is wrong comes before the tables, which may be longer than the screen.
     lines.extend(status_report.conditions.iter().filter_map(problem));
     if let Some(publisher) = &status_report.publisher {
         let error = publisher.error.as_ref().map(|error| format!("; failing: {}", clean(error)));

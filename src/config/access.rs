@@ -206,6 +206,7 @@ pub(super) fn auth(
     default: &PasswordAuthConfig,
     report: &mut ConfigDiagnostics,
 ) -> Option<PasswordAuthConfig> {
+    // A key with an error was reported already. Conclusions from its absence would mislead.
     if table.is_wrong("users", report) || table.is_wrong("auth", report) {
         return None;
     }

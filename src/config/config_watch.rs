@@ -55,6 +55,7 @@ impl ConfigFile {
         A: Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send + 'static,
     {
         let Self { path, text, environment } = self;
+        // From the text of the start: if the file has changed since, that is the first change to plan.
         let started = Arc::new(examine(&text, &environment).settings);
         let running = Arc::new(ArcSwap::from(started.clone()));
         let read = Arc::new(move |text: &str| {
@@ -69,6 +70,7 @@ impl ConfigFile {
             let config = watched(&String::from_utf8_lossy(content));
             config.map_err(|errors| format!("{}: {}", at.display(), errors.to_string().replace('\n', "; ")))
         });
+        // A process without this watch still serves, so it does not stop for it.
         match config {
             Ok(config) => {
                 files.watch("config", &config);
@@ -102,9 +104,11 @@ async fn follow<T: Send + Sync + 'static>(
     loop {
         let LoadedConfig { settings, warnings, spelling } = &*config.load();
         let planned = plan(&running.load(), settings).spelled(spelling);
+        // After a failure an equal config is applied again, because a port may be free by now.
         if failed || planned != ConfigPlan::default() {
             let waits = !planned.restart.is_empty();
             let applied = apply(settings.clone(), planned).await;
+            // After a failure too: what could be applied is in force, and the next plan starts there.
             running.store(settings.clone());
             failed = applied.is_err();
             tell_warnings(warnings);

@@ -27,6 +27,8 @@ impl ConfigTableReader<'_> {
         let mut pass = ConfigTableState::default();
         let mut errors = Vec::new();
         let mut unlisted = None;
+        // serde stops at the first error. Each pass skips the keys with errors so far, so that one check reports them
+        // all.
         let settings = loop {
             match T::deserialize(TableDeserializer { table: self, pass: &pass }) {
                 Ok(settings) => break settings,
@@ -56,6 +58,7 @@ impl ConfigTableReader<'_> {
         for (key, (place, expected)) in nested.into_inner() {
             report.unknown(place, &self.key(key), &expected);
         }
+        // A key with an error is taken as well, or it would be reported as unknown, too.
         for field in fields.get() {
             let is_wrong = skip.iter().any(|key| key == field || is_inner(key, field));
             if self.take(field, report).is_some() && !is_wrong {

@@ -88,6 +88,7 @@ impl ConnectPortClient {
             let tls = if secure { Some(encryption(settings, &at)?) } else { None };
             (ConnectAddress::At(at), tls)
         };
+        // Otherwise these flags would be ignored, and the session unencrypted against the user's intention.
         if tls.is_none() && settings.requires_tls {
             return Err(CommandError::usage(format!(
                 "--ca and --cert require TLS; use https:// in {source}"
@@ -143,6 +144,7 @@ impl ConnectPortClient {
                 }
                 ConnectAddress::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
+                    // The name is resolved by now: only addresses tell whether the password would leave this machine.
                     self.check_password_to(&addresses)?;
                     let stream = dial(&at.host, &addresses, DIAL_TIMEOUT)
                         .await
@@ -296,6 +298,7 @@ fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, Comma
     }
     let password = files::read_text(file)
         .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", file.display())))?;
+    // Editors end the file with a line break, which is no part of the password.
     let plain = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
     let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))
         .map_err(|cause| CommandError::usage(cause.to_string()))?;
