@@ -8,14 +8,35 @@ alone "$@"
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/step.sh
 . scripts/step.sh
-# shellcheck source=scripts/tools.sh
-. scripts/tools.sh
 
-# Without --no-dev-deps, which rewrites Cargo.toml meanwhile: a check does not use the features of dev-dependencies.
 # A warning is often the first sign that a part is used without its feature.
 export RUSTFLAGS=-Dwarnings CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/features
-hack() { cargo hack check --quiet --locked --package tunnel "$@"; }
 
-step 'none, each and both' hack --each-feature
+# Compiles the program with these features, and prints the files of the project that the compiler has read.
+compiled() {
+  local artifacts
+  artifacts=$(cargo check --quiet --locked --package tunnel --no-default-features --features "$1" --message-format json |
+    grep -o '"[^"]*/deps/libtunnel[^"]*\.rmeta"')
+  sed 's|^"\(.*\)/lib\(.*\)rmeta"$|\1/\2d|' <<<"$artifacts" | xargs cat | tr ' ' '\n' | grep '\.rs$' | sort -u
+}
+
+# Compares them with the table of the architecture: the files of a part are compiled with its feature only.
+combination() {
+  local files feature paths path expected
+  files=$(compiled "$1")
+  while read -r feature paths; do
+    for path in $paths; do
+      expected=$([[ ,$1, == *,$feature,* ]] && echo compiled || echo 'left out')
+      if [[ $(grep -qE "^$path(\.rs)?(/|$)" <<<"$files" && echo compiled || echo 'left out') != "$expected" ]]; then
+        echo "$path must be $expected with the features \"$1\": docs/architecture.md#optional-parts" >&2
+        return 1
+      fi
+    done
+  done < <(sed -n '/^## Optional parts/,/^## B/s/^| `\([a-z]*\)` .* | \(.*\) |$/\1 \2/p' docs/architecture.md | tr -d '`,')
+}
+
+for features in '' kubernetes superedge kubernetes,superedge; do
+  step "features: ${features:-none}" combination "$features"
+done
 step 'what a build without parts says' cargo test --quiet --locked --no-default-features --package tunnel \
-  --package tunnel-link --lib -- serve::tests::parts plain::
+  --package tunnel-link --lib -- serve::tests::parts without_superedge

@@ -18,6 +18,7 @@ pub mod listen_tls;
 pub mod plan;
 pub(crate) mod removed;
 pub mod server;
+#[cfg_attr(not(feature = "superedge"), path = "config/without_superedge.rs")]
 pub mod superedge;
 pub mod table;
 pub mod value;

@@ -119,8 +119,8 @@ impl Registry {
 
     /// Checks whether a process may link as `node` from that address. Takes up to 2 s.
     ///
-    /// It may not while another process of that name answers a ping; that process is then sent a Conflict. A plain link
-    /// cannot be pinged, so its process loses the name.
+    /// It may not while another process of that name answers a ping; that process is then sent a Conflict. A plain
+    /// remote answers no pings, so it loses the name.
     ///
     /// The lock is not held during the ping. Two newcomers may both pass if neither finds the other linked.
     /// Then [`Self::insert`] decides, and the later one stays.
@@ -135,7 +135,7 @@ impl Registry {
         from: SocketAddr,
     ) -> Result<(), NameInUse> {
         let Some(old) = self.link_of(node) else { return Ok(()) };
-        if old.link.is_plain() || old.link.instance == instance {
+        if !old.link.abilities.signals || old.link.instance == instance {
             return Ok(());
         }
         if old.link.is_alive(Suspicion::NameRequested).await {

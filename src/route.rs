@@ -335,9 +335,9 @@ impl<'a> PathSearch<'a> {
         self.backoff.pause((self.chance)()).min(MAX_PAUSE).min(MIN_LAST_PAUSE + left / 10)
     }
 
-    /// Returns the link to ask over next, if it is a plain one.
+    /// Returns the link to ask over next, if its remote resumes nothing.
     pub(crate) fn plain(&self) -> Option<Arc<Link>> {
-        self.found.as_ref().map(|path| path.link.clone()).filter(|link| link.is_plain())
+        self.found.as_ref().map(|path| path.link.clone()).filter(|link| !link.abilities.resumes)
     }
 
     /// Searches for the first path. Cancel safe.

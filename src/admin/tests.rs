@@ -33,7 +33,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
     let registry = Registry::new(Metrics::server("", ""));
     for (number, node) in (1..).zip(nodes) {
         let peer = Remote::Edge(node.parse().unwrap());
-        let link = Link::new(LinkId(number), peer, None);
+        let link = Link::new(LinkId(number), peer, Some(Instance::random()));
         registry.insert(LinkedNode { link, from: ([10, 0, 0, 1], 5).into() }, false);
     }
     admin(AdminProcess::Cloud(ServerStatusSource {
@@ -273,7 +273,7 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     let LinkStatus { state, address, dialect, rtt_seconds, sessions, .. } = &parsed.links[0];
     assert_eq!(
         (state.as_str(), address.as_deref(), dialect.as_deref(), *rtt_seconds, *sessions),
-        ("linked", Some("10.0.0.1:5"), Some("plain"), None, 0)
+        ("linked", Some("10.0.0.1:5"), Some("extended"), None, 0)
     );
     let publisher = parsed.publisher.unwrap();
     assert_eq!((publisher.store.as_str(), publisher.error.as_deref()), ("hosts", Some("the disk is full")));

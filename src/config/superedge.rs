@@ -18,24 +18,15 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::superedge::rows::{EDGE, KeyTranslation, SERVER, ValueConversion};
 use crate::config::value::{ValueError, suggestion};
 use crate::config::{Environment, ParsedConfig, WarningKind, value};
-use crate::parts;
 
 use ValueConversion::{Dropped, Filled, List, Port, Split, TlsVersion};
 
-/// Returns the file in the program's schema. A file without the table `mode` is in it already. In a build without
-/// SuperEdge's config that table is an error.
+/// Returns the file in the program's schema. A file without the table `mode` is in it already.
 pub(crate) fn translate<'t>(
-    mut file: DeTable<'t>,
+    file: DeTable<'t>,
     env: &Environment,
     report: &mut ConfigDiagnostics,
 ) -> DeTable<'t> {
-    if let Err(why) = parts::SUPEREDGE {
-        if let Some((mode, _)) = file.remove_entry("mode") {
-            let found = Some("the table of SuperEdge's files".to_owned());
-            report.place_error(Some(mode.span().start), "mode", found, why);
-        }
-        return file;
-    }
     translate_for(TranslationPurpose::Run(env), file, report)
 }
 

@@ -295,7 +295,7 @@ impl LinkedNode {
     fn may_stay_with(&self, backup: &Self) -> bool {
         let primary = &self.link;
         let backup = &backup.link;
-        !primary.is_plain() && primary.instance == backup.instance && !primary.is_closed()
+        primary.instance == backup.instance && !primary.is_closed()
     }
 }
 

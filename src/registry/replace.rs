@@ -117,8 +117,8 @@ impl Finder {
 
     async fn contest_current(&self, at: Instance, node: &NodeName, found: &Found) {
         let Some(linked) = self.registry.link_of(node) else { return };
-        // A plain link cannot be pinged.
-        if linked.link.is_plain() {
+        // Whether it is alive cannot be found out.
+        if !linked.link.abilities.signals {
             return;
         }
         let same = found.instance == linked.link.instance;

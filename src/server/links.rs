@@ -108,7 +108,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     let refusals = &shared.link_context.metrics.refusals;
     limited!(
         refusals.may_log_about("node_linked", &hello.node) => info,
-        link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.dialect_name(), "node is linked"
+        link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.generation(), "node is linked"
     );
     // The sessions of an unresponsive link move at once. The edge's choice between the links would come an RTT later.
     if let Some(silent) = shared.registry.insert(linked(&link), hello.purpose == LinkPurpose::Backup) {

@@ -22,11 +22,11 @@ use tunnel_proto::hello::LinkPurpose;
 impl Reconnector {
     /// Keeps an interactive link in addition to the current one while bulk and interactive sessions share that.
     ///
-    /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is
+    /// There is none of a user's program, or with a short or unknown RTT. Never returns; when the future is
     /// dropped, the interactive link is handed over.
     pub(super) async fn run_interactive(self: &Arc<Self>, current: &CurrentLink) -> Infallible {
         let busy = &current.link;
-        if busy.is_plain() || self.dialer.user.is_some() {
+        if self.dialer.user.is_some() {
             std::future::pending::<()>().await;
         }
         let mut sorting = TrafficClassifier::default();

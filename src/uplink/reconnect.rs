@@ -206,7 +206,7 @@ impl Reconnector {
         backup: &mut BackupDialer,
     ) -> ReconnectPlan {
         let CurrentLink { link, place, at, .. } = current;
-        info!(link = %link.id, server = self.dialer.display_name(place.server), instance = link.instance.map(field::debug), dialect = link.dialect_name(), "linked");
+        info!(link = %link.id, server = self.dialer.display_name(place.server), instance = link.instance.map(field::debug), dialect = link.generation(), "linked");
         reader.begin();
         self.began(link);
         if let Some(reader) = unresponsive {
@@ -388,7 +388,7 @@ impl Reconnector {
     ///
     /// Never completes for a plain link: its server closes the older link when the newer one is established.
     async fn reauthenticate(&self, current: &CurrentLink) -> NewLink {
-        if current.link.is_plain() {
+        if !current.link.abilities.resumes {
             std::future::pending::<()>().await;
         }
         let mut changes = self.dialer.tokens.changes();

@@ -47,7 +47,7 @@ async fn bytes_of_a_target_that_sends_first_arrive_and_the_clients_end_is_forwar
     client.write_all(b"SSH-2.0-client\r\n").await.unwrap();
     let data = edge.next_session_message().await;
     assert_eq!(data, StreamMsg { data: "SSH-2.0-client\r\n".into(), ..open.clone() });
-    assert_eq!(server.link("node1").unwrap().link.dialect_name(), "superedge-0.9");
+    assert_eq!(server.link("node1").unwrap().link.generation(), "superedge-0.9");
     drop(client);
     let closed = edge.next_session_message().await;
     assert_eq!((closed.r#type.as_str(), &closed.topic), ("closed", &open.topic));

@@ -29,8 +29,8 @@ impl BackupDialer {
     ///
     /// Returns the backup link if it is ready before the unresponsive link answers. Otherwise the dial is dropped and
     /// the wait starts again after a pause, which doubles with each failed dial. After an unneeded dial it does not,
-    /// because the link's timeout grows with the silence that was a false alarm. Never returns for a plain link: its
-    /// server closes the older link in favour of the new one.
+    /// because the link's timeout grows with the silence that was a false alarm. Never returns for a remote that
+    /// answers no pings.
     ///
     /// # Cancel safety
     ///
@@ -40,9 +40,6 @@ impl BackupDialer {
         F: Future<Output = Result<T, E>>,
         E: fmt::Display,
     {
-        if link.is_plain() {
-            std::future::pending::<()>().await;
-        }
         loop {
             sleep_until(self.next).await;
             link.wait_unresponsive().await;

@@ -21,7 +21,7 @@ use http::HeaderValue;
 use crate::grpc::call_body::OutboundStream;
 use crate::link::Link;
 use crate::link::stats::LinkEndpoints;
-use crate::plain::PlainRemote;
+use crate::plain::{PlainRemote, SUPEREDGE};
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -53,6 +53,11 @@ impl LinkContext {
         let plain_idle_timeout = PLAIN_IDLE_TIMEOUT;
         Self { table, server_name: None, metrics, drain, congestion: None, plain_idle_timeout }
     }
+}
+
+/// Returns why a link to that process must be refused, if it must. A plain remote has no instance.
+fn check(instance: Option<Instance>) -> Result<(), &'static str> {
+    if instance.is_none() { SUPEREDGE } else { Ok(()) }
 }
 
 /// Creates the outbound side of a new link.
@@ -109,6 +114,12 @@ mod tests {
     use tunnel_proto::names::SessionId;
 
     use super::*;
+
+    #[test]
+    fn a_build_without_superedge_refuses_links_to_its_programs_alone() {
+        assert_eq!(check(Some(Instance::random())), Ok(()));
+        assert_eq!(check(None), SUPEREDGE);
+    }
 
     #[test]
     fn the_longest_data_of_the_longest_name_is_one_frame_of_http_2() {

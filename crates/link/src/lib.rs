@@ -8,6 +8,7 @@ pub mod link;
 pub mod link_reader;
 pub mod liveness;
 mod lock;
+#[cfg_attr(not(feature = "superedge"), path = "without_plain.rs")]
 mod plain;
 pub mod relay;
 pub mod schedule;

@@ -12,6 +12,7 @@ pub(crate) mod ack_pacing;
 pub mod health;
 pub mod interactive;
 pub mod pacing;
+pub mod plain_state;
 pub mod queue;
 pub mod sessions;
 pub mod signals;
@@ -20,14 +21,15 @@ pub mod stats;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::frame_log::log_frame;
 use crate::link::health::LinkHealth;
 use crate::link::interactive::InteractiveLink;
+use crate::link::plain_state::PlainLinkState;
 use crate::link::queue::{MAX_QUEUED_REPLIES, SendItem, SendQueue};
 use crate::link::sessions::LinkSessions;
 use crate::link::stats::LinkStats;
@@ -47,8 +49,10 @@ pub struct Link {
     pub peer: Remote,
     /// The remote process; `None` on a plain link.
     pub instance: Option<Instance>,
-    /// Notified when a reader of a session on a plain link has taken bytes.
-    pub(crate) read: Notify,
+    /// What the remote can do.
+    pub abilities: LinkAbilities,
+    /// What it shares with its sessions if the remote is plain.
+    pub(crate) plain: OnceLock<Arc<PlainLinkState>>,
     /// For those who wait. The queue has a flag of its own, under the lock: nothing is queued after the end.
     closed: CancellationToken,
     /// Whether a Drain frame was sent on this link.
@@ -58,11 +62,36 @@ pub struct Link {
     state: Mutex<LinkState>,
     /// Budget for the bytes that wait here for relayed sessions.
     room: OnceLock<Arc<Budget>>,
-    /// Budget for the bytes from a plain remote, without a promised window, that wait here for readers.
-    unread: OnceLock<Arc<Budget>>,
     health: LinkHealth,
     stats: LinkStats,
 }
+
+/// What the remote of a link can do. Its hello decides that once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkAbilities {
+    /// Whether it resumes sessions on another link, which may be a second one of its process. So its sessions outlive a
+    /// link, and servers relay them.
+    pub resumes: bool,
+    /// Whether it takes signals, and answers pings by their numbers.
+    pub signals: bool,
+    /// How long a target may be dialled for it.
+    pub(crate) dial_timeout: Duration,
+}
+
+impl LinkAbilities {
+    /// Returns the abilities of a process of this program, or of a plain remote if it has no instance.
+    fn of(instance: Option<Instance>) -> Self {
+        match instance {
+            Some(_) => Self { resumes: true, signals: true, dial_timeout: DIAL_TIMEOUT },
+            None => Self { resumes: false, signals: false, dial_timeout: PLAIN_DIAL_TIMEOUT },
+        }
+    }
+}
+
+/// Dial timeout at an edge; shorter than the timeout of an opening, which is 12 s by default.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for a plain server, which waits 5 s.
+const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
 /// What changes of a [`Link`], under its lock.
 #[derive(Debug)]
@@ -77,30 +106,25 @@ pub(crate) struct LinkState {
 impl Link {
     /// Creates a new link to `peer`. An extended link has congestion control.
     pub fn new(id: LinkId, peer: Remote, instance: Option<Instance>) -> Arc<Self> {
+        let abilities = LinkAbilities::of(instance);
         Arc::new(Self {
             id,
             peer,
             instance,
-            read: Notify::new(),
+            abilities,
+            plain: OnceLock::new(),
             closed: CancellationToken::new(),
             drained: AtomicBool::new(false),
             dismissed: OnceLock::new(),
             state: Mutex::new(LinkState {
-                queue: SendQueue::new(instance.is_some()),
+                queue: SendQueue::new(abilities.signals),
                 sessions: LinkSessions::default(),
                 interactive: None,
             }),
             room: OnceLock::new(),
-            unread: OnceLock::new(),
             health: LinkHealth::default(),
             stats: LinkStats::default(),
         })
-    }
-
-    /// Returns true if the remote is plain: a program of SuperEdge, which knows no limits, no resuming and no signals.
-    /// Sessions end with such a link.
-    pub fn is_plain(&self) -> bool {
-        self.instance.is_none()
     }
 
     /// Polls for the next frame to send. Returns `None` once the link is closed.

@@ -66,7 +66,7 @@ impl LinkReader {
     ) -> Self {
         let now = Instant::now();
         let OutboundStream { link, plain } = outbound;
-        let role = match (far.answers, link.is_plain()) {
+        let role = match (far.answers, plain.is_some()) {
             (false, false) => LivenessRole::Dialled,
             (true, false) if far.is_interactive => LivenessRole::AcceptedInteractive,
             (true, false) => LivenessRole::Accepted,
@@ -104,10 +104,12 @@ impl LinkReader {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            if let Some(plain) = &mut self.plain
-                && plain.pause_if_full(&self.ahead).await
-            {
-                self.liveness.handle_received(Instant::now());
+            if let Some(plain) = &mut self.plain {
+                let pause = self.ahead.stall();
+                if plain.pause_if_full().await {
+                    self.liveness.handle_received(Instant::now());
+                }
+                drop(pause);
             }
             if let Some(message) = self.decoder.next_message()? {
                 self.since_rest += message.data.len() + YIELD_COST_PER_MESSAGE;
@@ -150,7 +152,7 @@ impl LinkReader {
     /// Waits for the next bytes of the stream and pings an idle remote meanwhile.
     async fn read(&mut self) -> Result<Bytes, LinkEnd> {
         loop {
-            let next = self.poll_timeout();
+            let next = self.liveness.poll_timeout();
             let incoming = Pin::new(&mut self.incoming);
             tokio::select! {
                 biased;
@@ -171,12 +173,15 @@ impl LinkReader {
                     }
                 }
                 () = sleep_until(next) => self.check()?,
-                () = rescheduled(self.plain.as_ref()) => {}
+                () = plain_due(self.plain.as_ref()) => {
+                    if let Some(plain) = &mut self.plain {
+                        plain.tick(Instant::now(), &mut self.events);
+                    }
+                }
             }
         }
     }
 
-    /// Checks the link, and the sessions of a plain remote.
     fn check(&mut self) -> Result<(), LinkEnd> {
         let now = Instant::now();
         match self.liveness.handle_timeout(self.link.signs(now), now) {
@@ -186,17 +191,7 @@ impl LinkReader {
             LivenessVerdict::Stalled => return Err(LinkEnd::WriteStalled),
             LivenessVerdict::Dead(silent_for) => return Err(LinkEnd::TimedOut(silent_for)),
         }
-        if let Some(plain) = &mut self.plain {
-            plain.tick(now, &mut self.events);
-        }
         Ok(())
-    }
-
-    /// Returns when to check the link, and the sessions of a plain remote, next.
-    fn poll_timeout(&self) -> Instant {
-        let next = self.liveness.poll_timeout();
-        let due = self.plain.as_ref().and_then(PlainRemoteReader::next_due);
-        due.map_or(next, |due| due.min(next))
     }
 
     /// Handles a message: a session's frame goes to the table, a signal becomes an event.
@@ -237,10 +232,10 @@ impl Drop for LinkReader {
     }
 }
 
-/// Waits until the next check of a plain remote may be due sooner, or forever on another link.
-async fn rescheduled(plain: Option<&PlainRemoteReader>) {
+/// Waits until a plain remote's sessions have to be checked, or forever on another link.
+async fn plain_due(plain: Option<&PlainRemoteReader>) {
     match plain {
-        Some(plain) => plain.rescheduled().await,
+        Some(plain) => plain.due().await,
         None => std::future::pending().await,
     }
 }

@@ -4,8 +4,9 @@
 //! behalf, so that sessions and the read loop handle only this program's own frames. A message may stand for several
 //! frames, such as an Open that the remote never sends.
 //!
-//! The rest of a link only asks [`PlainRemote::of`] whether the remote is plain. So all that differs between
-//! generations of the remote program stays here and in the codec: which one it is, what it leaves out, and timeouts.
+//! The rest of a link only asks [`PlainRemote::of`] whether the remote is plain, and else what it can do
+//! ([`LinkAbilities`](crate::link::LinkAbilities)). So all that differs between generations of the remote program stays
+//! here and in the translator: which one it is, what it leaves out, and timeouts.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,12 +14,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
 use crate::frame_log::log_session_frame;
-use crate::grpc::read_ahead::ReadAheadBound;
 use crate::link::Link;
+use crate::link::plain_state::PlainLinkState;
 use crate::lock::Mutex;
 use crate::table::session::SharedSession;
 use crate::table::{FrameEvent, SessionTable};
@@ -28,31 +29,21 @@ use tunnel_proto::budget::PairedReservation;
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{DecodeError, EncodedMessage, MAX_EXTENDED_BYTES, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
-use tunnel_proto::names::{Instance, NodeName, SessionId};
+use tunnel_proto::names::{NodeName, SessionId};
 use tunnel_proto::state::SessionState;
 use tunnel_proto::superedge::generations::SuperEdgeGeneration;
 use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeTranslator};
 
-/// `Ok` if SuperEdge's dialect is compiled in, otherwise the reason why it cannot be used, with a hint.
-pub const SUPEREDGE: Result<(), &str> = if cfg!(feature = "superedge") {
-    Ok(())
-} else {
-    Err(
-        "this program was built without SuperEdge's config and dialect; build it with cargo's feature \"superedge\"",
-    )
-};
-
-/// Returns why a link to that process must be refused, if it must. A plain remote has no instance.
-pub(crate) fn check(instance: Option<Instance>) -> Result<(), &'static str> {
-    if instance.is_none() { SUPEREDGE } else { Ok(()) }
-}
+/// `Ok` if SuperEdge's programs can be served, otherwise the reason why not, with a hint.
+pub const SUPEREDGE: Result<(), &str> = Ok(());
 
 /// The state that represents a plain remote on its link. Shared by both directions of the link.
 #[derive(Debug)]
 pub(crate) struct PlainRemote {
     link: Arc<Link>,
     table: Arc<SessionTable>,
-    codec: Mutex<SuperEdgeTranslator>,
+    shared: Arc<PlainLinkState>,
+    translator: Mutex<SuperEdgeTranslator>,
     /// Notified when a frame of this side has changed when [`PlainRemoteReader::tick`] is due.
     rescheduled: Notify,
 }
@@ -65,15 +56,19 @@ impl PlainRemote {
         table: &Arc<SessionTable>,
         idle_timeout: Duration,
     ) -> Option<Arc<Self>> {
-        if !link.is_plain() {
+        if link.instance.is_some() {
             return None;
         }
         let node = link.peer.node().cloned().unwrap_or_else(NodeName::none);
         let to_edge = matches!(link.peer, Remote::Edge(_));
+        // Until the generation is known, the newest is assumed.
+        let shared = PlainLinkState::new(table.unreserved.clone(), SuperEdgeGeneration::G5.name());
+        let shared = link.plain.get_or_init(|| Arc::new(shared));
         Some(Arc::new(Self {
             link: link.clone(),
             table: table.clone(),
-            codec: Mutex::new(SuperEdgeTranslator::new(node, to_edge, idle_timeout, Instant::now())),
+            shared: shared.clone(),
+            translator: Mutex::new(SuperEdgeTranslator::new(node, to_edge, idle_timeout, Instant::now())),
             rescheduled: Notify::new(),
         }))
     }
@@ -91,7 +86,7 @@ impl PlainRemote {
                 Poll::Pending => Poll::Pending,
             };
             // Checked last: every message added after this check wakes this task.
-            let next = self.codec.lock().next_message();
+            let next = self.translator.lock().next_message();
             if let Some(message) = next {
                 self.link.count_sent(message.data.len());
                 return Poll::Ready(Some(encode(message)));
@@ -100,12 +95,17 @@ impl PlainRemote {
         }
     }
 
+    /// Wakes the gRPC stream for the translator's own messages.
+    fn wake_outbound(&self) {
+        self.link.with_state(|state| state.queue.wake());
+    }
+
     fn send(&self, frame: Frame, now: Instant) {
-        let mut codec = self.codec.lock();
-        let before = codec.next_due();
-        let decoded = codec.send_frame(frame, now);
-        let sooner = codec.next_due().is_some_and(|at| before.is_none_or(|before| at < before));
-        drop(codec);
+        let mut translator = self.translator.lock();
+        let before = translator.next_due();
+        let decoded = translator.send_frame(frame, now);
+        let sooner = translator.next_due().is_some_and(|at| before.is_none_or(|before| at < before));
+        drop(translator);
         if sooner {
             self.rescheduled.notify_one();
         }
@@ -124,7 +124,7 @@ impl PlainRemote {
     }
 
     /// Returns the unread bytes of a session, or 0 if the session does not run here.
-    fn unread(&self, id: SessionId) -> usize {
+    fn unread_of(&self, id: SessionId) -> usize {
         let here = |state: &SessionState| state.path() == Some(self.link.id);
         let unread = |state: &SessionState| if here(state) { state.recv.queued() } else { 0 };
         self.table.session(id).map_or(0, |session| session.read(unread))
@@ -195,7 +195,7 @@ enum OverLimit {
 
 impl PlainRemoteReader {
     pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics) -> Self {
-        let unfinished = remote.table.room_unread(&remote.link);
+        let unfinished = remote.shared.reservation();
         let pauses = ReadPauseTimes::default();
         Self { remote, metrics, generation: None, fed: None, pauses, unfinished }
     }
@@ -207,7 +207,7 @@ impl PlainRemoteReader {
     /// The message is longer than a link of the extended dialect accepts, and half of the budget is in use.
     pub(crate) fn charge_unfinished(&mut self, bytes: usize) -> Result<(), DecodeError> {
         self.unfinished.resize(bytes);
-        let all = &self.remote.table.unreserved;
+        let all = &self.remote.shared.unread;
         if bytes > MAX_EXTENDED_BYTES && all.used() > all.limit() / 2 {
             return Err(DecodeError::TooLong(bytes, MAX_EXTENDED_BYTES));
         }
@@ -216,12 +216,12 @@ impl PlainRemoteReader {
 
     /// Handles a message from the remote.
     pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<FrameEvent>) {
-        let mut codec = self.remote.codec.lock();
-        let meaning = codec.handle_message(message, now);
-        let replies = codec.has_messages();
-        drop(codec);
+        let mut translator = self.remote.translator.lock();
+        let meaning = translator.handle_message(message, now);
+        let replies = translator.has_messages();
+        drop(translator);
         if replies {
-            self.remote.link.wake_outbound();
+            self.remote.wake_outbound();
         }
         self.report_generation();
         match meaning {
@@ -247,62 +247,68 @@ impl PlainRemoteReader {
 
     /// Logs the remote's generation, and shows it in the status and the metrics, once it is known or has changed.
     fn report_generation(&mut self) {
-        let known = self.remote.codec.lock().generation();
+        let known = self.remote.translator.lock().generation();
         let (Some(generation), before) = (known, self.generation) else { return };
         if before == known {
             return;
         }
         let link = &self.remote.link;
-        let dialect = generation.dialect();
+        let name = generation.name();
         self.count_link();
         self.generation = known;
-        link.set_dialect(dialect);
-        self.metrics.plain_links.opened(dialect);
+        self.remote.shared.set_generation(name);
+        self.metrics.plain_links.opened(name);
         if before.is_none() {
-            let name = link.peer.node().map_or("", NodeName::as_str);
+            let node = link.peer.node().map_or("", NodeName::as_str);
             limited!(
-                self.metrics.refusals.may_log_about("plain_remote", name) => info,
-                link = %link.id, dialect, "remote is a program of SuperEdge"
+                self.metrics.refusals.may_log_about("plain_remote", node) => info,
+                link = %link.id, generation = name, "remote is a program of SuperEdge"
             );
         } else {
-            debug!(link = %link.id, dialect, "remote has another dialect than before");
+            debug!(link = %link.id, generation = name, "remote is of another generation than before");
         }
     }
 
     /// Counts the link as closed with its present generation.
     fn count_link(&self) {
         if let Some(generation) = self.generation {
-            self.metrics.plain_links.closed(generation.dialect());
+            self.metrics.plain_links.closed(generation.name());
         }
     }
 
     /// Handles sessions for which a time has come: the target has ended and has received all its data, or the remote
     /// does not report what this end waits for.
     pub(crate) fn tick(&mut self, now: Instant, events: &mut VecDeque<FrameEvent>) {
-        let due = self.remote.codec.lock().due(now);
+        let due = self.remote.translator.lock().due(now);
         for id in due {
-            let taken = self.remote.unread(id) == 0;
-            let decoded = self.remote.codec.lock().handle_due(id, taken, now);
+            let taken = self.remote.unread_of(id) == 0;
+            let decoded = self.remote.translator.lock().handle_due(id, taken, now);
             if let Some(decoded) = decoded {
                 self.deliver(decoded, now, events);
             }
         }
         self.report_generation();
-        self.remote.link.wake_outbound();
+        self.remote.wake_outbound();
     }
 
-    /// Returns when to call [`Self::tick`] for sessions or the remote's generation.
-    pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.remote.codec.lock().next_due()
-    }
-
-    /// Waits until [`Self::next_due`] may be sooner than before.
+    /// Waits until [`Self::tick`] has to be called for sessions or the remote's generation.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(crate) async fn rescheduled(&self) {
-        self.remote.rescheduled.notified().await;
+    pub(crate) async fn due(&self) {
+        loop {
+            let next = self.remote.translator.lock().next_due();
+            let rescheduled = self.remote.rescheduled.notified();
+            match next {
+                None => rescheduled.await,
+                Some(at) => {
+                    if timeout_at(at, rescheduled).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
     }
 
     /// Leaves the link unread while the last session to receive data, its link or the process has too much unread.
@@ -310,7 +316,7 @@ impl PlainRemoteReader {
     ///
     /// Once the allowed pause is used up, the session with most unread bytes is reset so that the others continue. Call
     /// this after each message, because each may belong to another session.
-    pub(crate) async fn pause_if_full(&mut self, ahead: &ReadAheadBound) -> bool {
+    pub(crate) async fn pause_if_full(&mut self) -> bool {
         let Some(fed) = self.fed.take() else { return false };
         let mut paused = false;
         while let Some(over) = self.over(fed) {
@@ -326,9 +332,7 @@ impl PlainRemoteReader {
             self.metrics.read_pauses.inc();
             // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
             let pause = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
-            let stalled = ahead.stall();
-            let _ = timeout(pause, self.remote.link.read.notified()).await;
-            drop(stalled);
+            let _ = timeout(pause, self.remote.shared.taken()).await;
             self.pauses.add(fed, now.elapsed(), Instant::now());
             paused = true;
         }
@@ -336,17 +340,17 @@ impl PlainRemoteReader {
     }
 
     fn over(&self, fed: SessionId) -> Option<OverLimit> {
-        let PlainRemote { link, table, codec, .. } = &*self.remote;
-        let (early, all_early) = codec.lock().early(fed);
+        let PlainRemote { shared, translator, .. } = &*self.remote;
+        let (early, all_early) = translator.lock().early(fed);
         if early >= PLAIN_QUEUE || all_early >= MAX_EARLY {
             return Some(OverLimit::Early);
         }
-        match self.remote.unread(fed) {
+        match self.remote.unread_of(fed) {
             0 => None,
             most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
-            _ if table.unreserved.is_exhausted() => Some(OverLimit::Process),
+            _ if shared.unread.is_exhausted() => Some(OverLimit::Process),
             // A link may exceed its share until half of the process's limit is in use.
-            _ => link.exceeds_fair_share(&table.unreserved).then_some(OverLimit::Link),
+            _ => shared.exceeds_fair_share().then_some(OverLimit::Link),
         }
     }
 
@@ -354,20 +358,18 @@ impl PlainRemoteReader {
         let PlainRemote { link, table, .. } = &*self.remote;
         let found = match over {
             OverLimit::Early => {
-                let reset = self.remote.codec.lock().give_up_early(fed);
+                let reset = self.remote.translator.lock().give_up_early(fed);
                 // A session whose target is not reached yet has no event.
                 let _ = reset.map(|reset| self.remote.deliver(reset, Instant::now()));
-                return link.wake_outbound();
+                return self.remote.wake_outbound();
             }
             OverLimit::Session => None,
             OverLimit::Link => largest_backlog(table.on_link(link, None)),
             OverLimit::Process => largest_backlog(table.all()),
         };
         if let Some(session) = found.or_else(|| table.session(fed)) {
-            session.reset_unread(SessionError::new(
-                ErrorCode::Overloaded,
-                "its reader is too slow for a link without flow control",
-            ));
+            let why = "its reader is too slow for a link without flow control";
+            session.reset_unread(SessionError::new(ErrorCode::Overloaded, why));
         }
     }
 }
@@ -429,12 +431,6 @@ mod tests {
                 prop_assert!(unread <= Duration::from_secs(5), "unread for {unread:?} of 6 s");
             }
         }
-    }
-
-    #[test]
-    fn a_build_without_superedge_refuses_links_of_its_dialect_alone() {
-        assert_eq!(check(Some(Instance::random())), Ok(()));
-        assert_eq!(check(None), SUPEREDGE);
     }
 
     /// After a long time of reading, everything may be used again, and nothing is kept for sessions of before.

@@ -31,7 +31,7 @@ use crate::table::relay_request::{RelayRequest, attribute, refused};
 use crate::table::session::{SessionOrigin, SharedSession};
 use crate::table::tombstones::{Tombstones, unknown_session};
 use tunnel_base::metrics::Metrics;
-use tunnel_proto::budget::{Budget, PairedReservation};
+use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{
     ErrorCode, Frame, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
@@ -401,9 +401,7 @@ impl SessionTable {
                 return None;
             }
         };
-        if link.is_plain() {
-            recv.lift_limit(self.room_unread(link));
-        }
+        recv.set_unpromised(link.unread_reservation());
         let end = SessionState::acceptor(link.id, epoch, limit, send, recv);
         let shared = SharedSession::new(key, self, source.clone(), origin, end, Some(link.clone()));
         if let Err(first) = self.insert(&shared) {
@@ -422,7 +420,7 @@ impl SessionTable {
         }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         shared.join_first(link);
-        let dial_timeout = if link.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
+        let dial_timeout = link.abilities.dial_timeout;
         Some(IncomingSession { session: Session::new(shared), target, client, dial_timeout })
     }
 
@@ -470,21 +468,8 @@ impl SessionTable {
 /// Maximum number of sessions of one client that are evicted for a session of another one: then there is room, or the
 /// client no longer has more.
 const MAX_EVICTIONS: usize = 8;
-/// Dial timeout at an edge; shorter than the timeout of an opening, which is 12 s by default.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same for a plain server, which waits 5 s.
-const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
 impl SessionTable {
-    /// Returns an empty reservation for the bytes that a plain remote sends over that link.
-    ///
-    /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
-    /// process's budget is in use.
-    pub(crate) fn room_unread(&self, link: &Link) -> PairedReservation {
-        let of_link = link.unread_reservation(self.unreserved.limit() / 4);
-        PairedReservation { all: self.unreserved.reservation(), of_link }
-    }
-
     /// Forgets a session that is over; `why` is set if it did not end cleanly.
     pub(crate) fn forget(&self, session: &SharedSession, is_opener: bool, why: Option<ErrorCode>) {
         let id = session.key.id;
@@ -510,7 +495,7 @@ impl SessionTable {
     /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
     /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
     pub fn link_ended(&self, link: &Link, why: &SessionError, now: Instant) -> usize {
-        let why = link.is_plain().then(|| why.clone());
+        let why = (!link.abilities.resumes).then(|| why.clone());
         let EndedLinkSessions { own, relayed } = link.detach_all();
         let sessions = own.len();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {

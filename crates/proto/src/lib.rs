@@ -10,6 +10,7 @@ pub mod hello;
 pub mod names;
 pub mod printable;
 pub mod state;
+#[cfg(feature = "superedge")]
 pub mod superedge;
 mod text_forms;
 pub mod window;

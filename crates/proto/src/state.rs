@@ -493,7 +493,7 @@ impl SessionState {
             self.path = None;
             return Actions { state: true, ..Actions::default() };
         }
-        if !self.open_unanswered || self.recv.has_no_limit() {
+        if !self.open_unanswered {
             return self.close(refusal);
         }
         // An older Open may still reach an acceptor over a previous path. Like a cancelled opening, the session stays

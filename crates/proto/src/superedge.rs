@@ -200,12 +200,20 @@ impl SuperEdgeTranslator {
         frame: SessionFrame,
         now: Instant,
     ) -> Option<Decoded> {
-        if let SessionFrame::Open { target, epoch, .. } = frame {
-            return self.request(RequestedSession { id, category, target, epoch }, now);
-        }
-        // The only other frame of such a session ends it, and the remote does not know it.
-        if self.held.remove(&id).is_some() {
-            return None;
+        match &frame {
+            SessionFrame::Open { target, epoch, .. } => {
+                let target = target.clone();
+                return self.request(RequestedSession { id, category, target, epoch: *epoch }, now);
+            }
+            SessionFrame::Resume { epoch, .. } => {
+                return Some(self.end_confirmed(id, category, *epoch, "EOF"));
+            }
+            SessionFrame::ResetAt { refusal, .. } => {
+                return Some(self.end_confirmed(id, category, 0, &refusal.reason));
+            }
+            // The only other frame of such a session ends it, and the remote does not know it.
+            _ if self.held.remove(&id).is_some() => return None,
+            _ => {}
         }
         let session = self.sessions.get_mut(&id)?;
         let frames = match frame {
@@ -322,6 +330,14 @@ impl SuperEdgeTranslator {
         {
             self.remember_closed(session);
         }
+    }
+
+    /// Ends a session for its opener's end here, which waits for a confirmation that the remote never sends.
+    fn end_confirmed(&mut self, id: SessionId, category: SessionCategory, epoch: u64, text: &str) -> Decoded {
+        self.held.remove(&id);
+        self.end(id, text);
+        let refusal = SessionError::new(ErrorCode::UnknownSession, "SuperEdge's programs resume no sessions");
+        Decoded { id, category, frames: vec![SessionFrame::Reset { epoch, refusal }] }
     }
 
     fn insert(&mut self, id: SessionId, session: PlainSession) {

@@ -148,11 +148,11 @@ async fn call(
     match tunnel_link::grpc::dial::dial(io, &authority, &caller.node, metadata, &link_context).await {
         Ok(reader) => {
             found.add_ok("token", format!("{} accepts it for {}", server.at, caller.name));
-            if reader.link.is_plain() {
+            if !reader.link.abilities.resumes {
                 let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
                 found.add_warning("dialect", text, "run this program as the server too");
             } else {
-                found.add_ok("dialect", reader.link.dialect_name());
+                found.add_ok("dialect", reader.link.generation());
             }
             reader.link.close();
         }

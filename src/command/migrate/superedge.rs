@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::io::{self, Read};
+use std::path::Path;
 
 use toml::{Table, Value};
 
 use crate::command::CommandError;
 use crate::config::{self, Warning};
+use tunnel_base::files;
 use tunnel_proto::printable::printable;
 
 /// Every key with its description.
@@ -23,13 +26,27 @@ struct ReferenceComments<'r> {
     tables: BTreeSet<&'r str>,
 }
 
-/// Returns SuperEdge's config in this program's schema.
-pub(crate) fn migrate(text: &str) -> Result<String, CommandError> {
-    let (settings, remarks) = config::superedge::convert(text)
+/// Returns SuperEdge's config in this program's schema. Reads `stdin` if the file is `-`.
+pub(crate) fn migrate(file: &Path, stdin: impl Read) -> Result<String, CommandError> {
+    let name = file.display().to_string();
+    let text = if name == "-" { read(stdin) } else { std::fs::File::open(file).and_then(read) };
+    let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
+    let (settings, remarks) = config::superedge::convert(&text)
         .whole()
         .map_err(|errors| CommandError::unusable(errors.to_string()))?;
     Ok(print(&settings, &remarks))
 }
+
+fn read(from: impl Read) -> io::Result<String> {
+    let mut content = Vec::new();
+    if from.take(MAX_BYTES + 1).read_to_end(&mut content)? as u64 > MAX_BYTES {
+        return Err(io::Error::other("larger than 16 MiB"));
+    }
+    files::text(content)
+}
+
+/// Maximum size of the file.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// Returns the file with a comment above each key, after the remarks on keys with another effect.
 fn print(settings: &Table, remarks: &[Warning]) -> String {

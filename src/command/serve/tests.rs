@@ -7,6 +7,7 @@ mod parts;
 mod reference;
 mod registry;
 mod schema;
+#[cfg(feature = "superedge")]
 mod superedge;
 
 use std::fmt::Write;

@@ -90,7 +90,7 @@ impl ServerContext {
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;
         }
-        if linked.link.is_plain() {
+        if !linked.link.abilities.resumes {
             return Some((request, linked.link));
         }
         request.pass(&linked.link);

@@ -18,11 +18,10 @@ use tonic::{Code, Status};
 use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{BoundedReadStream, ReadAheadBound};
-use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
+use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, check, ends, outbound};
 use crate::link::stats::LinkEndpoints;
 use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
-use crate::plain;
 use tunnel_base::limited;
 use tunnel_base::metrics::Door;
 use tunnel_net::limiter::Permit;
@@ -357,7 +356,7 @@ impl CallHandler {
             }
             Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
         };
-        if let Err(why) = plain::check(caller.instance()) {
+        if let Err(why) = check(caller.instance()) {
             return self.refuse(Status::unimplemented(why), "plain_dialect");
         }
         let (answer, answered) = oneshot::channel();

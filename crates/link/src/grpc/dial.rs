@@ -14,11 +14,10 @@ use tracing::Span;
 use crate::grpc::call_body::{CallBody, OutboundStream};
 use crate::grpc::link_end::cause;
 use crate::grpc::read_ahead::{BoundedReadStream, ReadAheadBound};
-use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
+use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, check, ends, outbound};
 use crate::link::stats::LinkEndpoints;
 use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
-use crate::plain;
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
@@ -149,7 +148,7 @@ where
 {
     let answered = call(io, authority, metadata, node, link_context).await?;
     answered.refusal()?;
-    plain::check(answered.instance).map_err(LinkDialError::NoPlain)?;
+    check(answered.instance).map_err(LinkDialError::NoPlain)?;
     Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 

@@ -170,7 +170,7 @@ impl Link {
     /// Waits until the remote of a link that was dialled here has not answered a ping in time, by default 1 s and four
     /// RTTs.
     ///
-    /// Never returns while no session has been active for ten minutes, nor on a plain link. Only one task may wait.
+    /// Never returns while no session has been active for ten minutes, nor if the remote answers no pings. Only one task may wait.
     ///
     /// # Cancel safety
     ///

@@ -203,9 +203,9 @@ impl SendQueue {
         Some(PingMeasurement { rtt, least, before, cap })
     }
 
-    /// Returns since when a ping is unanswered.
+    /// Returns since when a ping is unanswered, if the remote answers pings.
     pub(crate) fn unanswered(&self) -> Option<Instant> {
-        let sent = self.pacing.bulk.as_ref().and_then(CongestionController::unanswered);
+        let sent = self.pacing.bulk.as_ref()?.unanswered();
         sent.into_iter().chain(self.ping).min()
     }
 

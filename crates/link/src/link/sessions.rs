@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::link::Link;
 use crate::relay::queue::RelayQueue;
 use crate::schedule::frame_source::FrameSource;
-use tunnel_proto::budget::{Budget, Reservation};
+use tunnel_proto::budget::{Budget, PairedReservation, Reservation};
 use tunnel_proto::frame::SessionKey;
 use tunnel_proto::names::{NodeName, SessionId};
 
@@ -219,15 +219,9 @@ impl Link {
         self.room.get_or_init(|| Budget::new(most)).reservation()
     }
 
-    /// Returns an empty reservation in the budget of `most` bytes for readers of a plain remote's sessions. The session
-    /// table limits the total of all links.
-    pub(crate) fn unread_reservation(&self, most: usize) -> Reservation {
-        self.unread.get_or_init(|| Budget::new(most)).reservation()
-    }
-
-    /// Returns true if sessions of this plain link have more unread than its share while half of the total is in use.
-    pub(crate) fn exceeds_fair_share(&self, all: &Budget) -> bool {
-        self.unread.get().is_some_and(|share| share.is_exhausted()) && all.used() >= all.limit() / 2
+    /// Returns an empty reservation for unread bytes of a session, if the remote honours no limits.
+    pub(crate) fn unread_reservation(&self) -> Option<PairedReservation> {
+        self.plain.get().map(|plain| plain.reservation())
     }
 
     /// Returns the sessions that are relayed over this link, in the order of joining: all, or those of one node.

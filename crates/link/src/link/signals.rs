@@ -25,15 +25,15 @@ impl Link {
         self.with_state(|state| state.queue.push_last(frame));
     }
 
-    /// Sends a frame about `node`, but no session. Returns false if too much waits to be sent, or if the remote is
-    /// plain.
+    /// Sends a frame about `node`, but no session. Returns false if too much waits to be sent, or if the remote takes no
+    /// signals.
     pub fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
         let frame = Frame { node: node.clone(), body };
-        !self.is_plain() && self.with_state(|state| state.queue.push_reply(frame))
+        self.abilities.signals && self.with_state(|state| state.queue.push_reply(frame))
     }
 
     /// Sends a Drain frame: a server that stops requests that its edge links to another server, or an edge confirms that
-    /// it has. Does nothing if too much waits to be sent, or if the remote is plain.
+    /// it has. Does nothing if too much waits to be sent, or if the remote takes no signals.
     pub fn drain(&self) {
         let sent = self.peer.frame_node().is_some_and(|node| self.signal(node, FrameKind::Drain(None)));
         self.drained.fetch_or(sent, Relaxed);
@@ -42,7 +42,7 @@ impl Link {
     /// Sends a Drain frame with the address of a server that has fewer nodes. The edge stays if it reaches no other
     /// server.
     ///
-    /// Returns false if too much waits to be sent, or if the remote is plain.
+    /// Returns false like [`Self::signal`].
     pub fn request_move(&self, to: SocketAddr) -> bool {
         let sent = self.peer.frame_node().is_some_and(|node| self.signal(node, FrameKind::Drain(Some(to))));
         if sent {
@@ -82,10 +82,5 @@ impl Link {
     /// Returns why the link was closed by [`Self::close_name_taken`].
     pub(crate) fn close_reason(&self) -> Option<&String> {
         self.dismissed.get()
-    }
-
-    /// Wakes the puller, for what a dialect itself has to send.
-    pub(crate) fn wake_outbound(&self) {
-        self.with_state(|state| state.queue.wake());
     }
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::link::Link;
-use crate::lock::Mutex;
 use tunnel_net::path_mtu::{self, MtuBlackHole};
 use tunnel_proto::names::ServerDisplayName;
 
@@ -38,12 +37,10 @@ pub struct Traffic {
     pub received_bytes: u64,
 }
 
-/// Endpoints, dialect and counters of a running link.
+/// Endpoints and counters of a running link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
     ends: OnceLock<LinkEndpoints>,
-    /// Dialect of a remote that is another program, once known.
-    dialect: Mutex<Option<&'static str>>,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
     received_messages: AtomicU64,
@@ -67,15 +64,9 @@ impl Link {
         path_mtu::packet_loss(ends.remote?.ip())
     }
 
-    /// Records the dialect of a plain remote.
-    pub(crate) fn set_dialect(&self, dialect: &'static str) {
-        *self.stats.dialect.lock() = Some(dialect);
-    }
-
-    /// Returns the name of the dialect for the status.
-    pub fn dialect_name(&self) -> &'static str {
-        let dialect = *self.stats.dialect.lock();
-        dialect.unwrap_or(if self.is_plain() { "plain" } else { "extended" })
+    /// Returns the name of the generation of a plain remote for the status, or *extended*.
+    pub fn generation(&self) -> &'static str {
+        self.plain.get().map_or("extended", |plain| plain.generation())
     }
 
     /// Counts a sent message with `bytes` of data.

@@ -332,7 +332,7 @@ impl ChunkStream for Session {
             let mut replaced = None;
             let mut plain = None;
             let read = if let Some(bytes) = inner.state.recv.take(Instant::now(), rtt) {
-                plain = inner.link.clone().filter(|link| link.is_plain());
+                plain = inner.link.as_ref().and_then(|link| link.plain.get().cloned());
                 Poll::Ready(Ok(bytes))
             } else if inner.state.recv.is_ended() && !inner.state.is_truncated() {
                 Poll::Ready(Ok(Bytes::new()))
@@ -345,7 +345,7 @@ impl ChunkStream for Session {
             ((read, replaced, plain), Actions::default())
         });
         if let Some(plain) = plain {
-            plain.read.notify_one();
+            plain.on_taken();
         }
         read
     }

@@ -142,7 +142,7 @@ impl RelayRequest {
         let from = &self.attempt.from;
         let second_hop = from.peer == Remote::Peer && to.peer == Remote::Peer;
         let back = from.id == to.id || to.instance == from.instance;
-        !second_hop && !back && !to.is_plain()
+        !second_hop && !back && to.abilities.resumes
     }
 
     /// Passes the request on: this server relays the session from now on.

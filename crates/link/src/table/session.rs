@@ -166,12 +166,7 @@ impl SharedSession {
 
     /// Resets the session from this side and drops undelivered bytes.
     pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
-        self.with_state(|inner| {
-            let actions = inner.state.abandon(why, Instant::now());
-            // A plain remote does not answer, and its sessions end with its link.
-            let plain = inner.link.as_ref().is_some_and(|link| link.is_plain());
-            ((), if plain && inner.state.is_orphaned() { inner.state.evict().1 } else { actions })
-        });
+        self.with_state(|inner| ((), inner.state.abandon(why, Instant::now())));
         self.orphan();
     }
 
@@ -442,13 +437,7 @@ impl SharedSession {
         max: usize,
         now: Instant,
     ) -> (Option<SessionFrame>, Actions) {
-        let (mut frame, mut actions) = inner.state.poll_frame(link, max);
-        if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
-            && inner.link.as_ref().is_none_or(|link| link.is_plain())
-        {
-            let (reset, over) = inner.state.reset_instead(refusal.clone());
-            (frame, actions) = (Some(reset), over);
-        }
+        let (mut frame, actions) = inner.state.poll_frame(link, max);
         let to_server = |link: &Arc<Link>| matches!(link.peer, Remote::Server(_));
         match &mut frame {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
@@ -500,16 +489,13 @@ impl SharedSession {
     /// One task opens a session and another finds a new path for it. If the session has opened and lost its path before
     /// the first task calls this, an Open would be wrong. So nothing is sent unless `again` matches the state.
     pub(crate) fn ask(self: &Arc<Self>, link: &Arc<Link>, process: Option<Instance>, again: bool) {
-        let room = self.table.upgrade().filter(|_| link.is_plain()).map(|table| table.room_unread(link));
+        let unpromised = link.unread_reservation();
         self.with_link(Some(link), |inner| {
             if again != inner.state.needs_path() {
                 return ((), Actions::default());
             }
             let actions = inner.state.start_attempt(link.id, process);
-            match room {
-                Some(room) => inner.state.recv.lift_limit(room),
-                None => inner.state.recv.restore_limit(),
-            }
+            inner.state.recv.set_unpromised(unpromised);
             ((), actions)
         });
     }

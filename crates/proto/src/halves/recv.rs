@@ -68,21 +68,13 @@ impl RecvHalf {
         }
     }
 
-    /// Removes the limit for a plain remote, which does not know one. Its queued bytes are counted per process and per
-    /// link instead, and reading from the link pauses if there are too many.
-    pub fn lift_limit(&mut self, room: PairedReservation) {
-        self.limit = u64::MAX;
-        self.queue.count_in(QueueCost::All(room));
-    }
-
-    /// Returns true if the remote has no limit. Only plain remotes have none.
-    pub(crate) fn has_no_limit(&self) -> bool {
-        self.queue.is_unpromised()
-    }
-
-    /// Restores the limit for a remote that honours it, after a plain remote that sent nothing.
-    pub fn restore_limit(&mut self) {
-        if self.queue.is_unpromised() {
+    /// Follows a new path. A remote that honours no limit has none, and its queued bytes are counted in `unpromised`
+    /// instead; it has sent nothing if another remote follows it.
+    pub fn set_unpromised(&mut self, unpromised: Option<PairedReservation>) {
+        if let Some(room) = unpromised {
+            self.limit = u64::MAX;
+            self.queue.count_in(QueueCost::All(room));
+        } else if self.queue.is_unpromised() {
             self.limit = self.taken.saturating_add(self.window);
             self.queue.count_in(QueueCost::Overhead(self.reserved.new_empty()));
         }
@@ -447,7 +439,7 @@ mod tests {
         fn queued_data_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
             let (promised, plain_budgets) = (Budget::new(1 << 40), [Budget::new(0), Budget::new(0)]);
             let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
-            if plain { half.lift_limit(PairedReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() }); }
+            if plain { half.set_unpromised(Some(PairedReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() })); }
             let mut came = Vec::new();
             for (n, cut) in cuts.into_iter().enumerate() {
                 came.extend(vec![n as u8; cut]);

@@ -200,11 +200,6 @@ impl SessionState {
         Some(SessionFrame::ResetAt { total, refusal: departed.why.clone() })
     }
 
-    /// Sends a Reset instead of a ResetAt, and nothing more, on a path to a plain remote.
-    pub fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Actions) {
-        (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.close(why))
-    }
-
     /// Answers a ResetAt once all bytes of the remote's owner have arrived, so that the remote need not keep them.
     pub(crate) fn handle_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
         match self.recv.check_reset_at(total) {

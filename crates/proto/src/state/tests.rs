@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::budget::{Budget, PairedReservation};
+use crate::budget::Budget;
 use crate::frame::ErrorCode;
 use crate::halves::WindowLimits;
 use crate::names::Instance;
@@ -777,12 +777,6 @@ async fn a_refused_open_revokes_an_earlier_attempt() {
         end.handle_frame(B, refused(3, ErrorCode::TargetRefused), now()).dropped,
         "no Open has that epoch"
     );
-    // A plain remote would never answer a Resume.
-    let mut end = opened_twice();
-    let budget = Budget::new(1000);
-    let room = PairedReservation { all: budget.reservation(), of_link: budget.reservation() };
-    end.recv.lift_limit(room);
-    assert!(end.handle_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
     assert!(
         opener(Phase::Opening).handle_frame(A, refused(1, ErrorCode::Overloaded), now()).forget,
         "no earlier Open is pending"

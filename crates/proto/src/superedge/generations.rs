@@ -26,8 +26,8 @@ pub enum SuperEdgeGeneration {
 }
 
 impl SuperEdgeGeneration {
-    /// Returns the name of its dialect.
-    pub fn dialect(self) -> &'static str {
+    /// Returns its name, for people and metrics.
+    pub fn name(self) -> &'static str {
         match self {
             Self::G4 => "superedge-0.9",
             Self::G5 => "plain",

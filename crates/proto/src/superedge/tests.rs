@@ -257,3 +257,32 @@ async fn an_overlong_topic_is_not_echoed() {
         assert!(sent <= MAX_TOPIC, "{kind}: {event:?} and {sent} bytes");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_waits_for_a_confirmation_gets_one_though_the_edge_sends_none() {
+    let why = SessionError::new(ErrorCode::Cancelled, "given up");
+    let target = "edge-1:22".parse().unwrap();
+    let resume = SessionFrame::Resume {
+        received: 0,
+        limit: 9,
+        epoch: 4,
+        instance: None,
+        opener: None,
+        target,
+        place: None,
+    };
+    for (frame, epoch) in [(SessionFrame::ResetAt { total: 1, refusal: why }, 0), (resume, 4)] {
+        let mut plain = plain();
+        for kind in [Some("closed"), None] {
+            if kind.is_some() {
+                opened(&mut plain);
+            }
+            let (message, frames) = send_frame(&mut plain, frame.clone());
+            assert_eq!(message.map(|message| message.r#type).as_deref(), kind);
+            let [SessionFrame::Reset { epoch: confirmed, refusal }] = &frames[..] else {
+                panic!("{frames:?}")
+            };
+            assert_eq!((*confirmed, refusal.code), (epoch, ErrorCode::UnknownSession));
+        }
+    }
+}

@@ -10,6 +10,7 @@ use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use crate::link::Link;
+use crate::plain::PlainRemote;
 use crate::schedule::frame_source::{
     ControlQueueKind, FrameSource as _, QueueMembership, QueuedSource, Turn,
 };
@@ -294,6 +295,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
 async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one() {
     let (table, link) = (table(), link(2));
     let plain = Link::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None);
+    let _remote = PlainRemote::of(&plain, &table, Duration::ZERO);
     let session = opener(&table);
     let mut limits = Vec::new();
     for link in [&plain, &link] {

@@ -1,0 +1,11 @@
+//! What `tunnel migrate superedge` does in a build without `superedge`: it names the missing feature.
+
+use std::io::Read;
+use std::path::Path;
+
+use crate::command::CommandError;
+use crate::parts;
+
+pub(crate) fn migrate(_: &Path, _: impl Read) -> Result<String, CommandError> {
+    parts::SUPEREDGE.map(|()| String::new()).map_err(CommandError::usage)
+}
