@@ -65,9 +65,9 @@ pub enum RouteError {
         /// Timeout.
         timeout: Duration,
     },
-    /// This server or edge has reached a limit, or is draining.
-    #[error("{0}")]
-    Busy(&'static str),
+    /// This process has reached a limit.
+    #[error("this process has reached its limit of sessions, or of memory for them")]
+    Busy,
 }
 
 /// Returns the text of a refusal for a session to that node. A server calls the node "it".
@@ -189,11 +189,7 @@ impl SessionRouter {
             return Err(RouteError::Offline { node, missing }.into());
         }
         let opening = self.table.open(node.clone(), target, category, client, listener);
-        let opening = opening.map_err(|TableFull| {
-            let why = "this process has reached its limit of sessions or of memory for them: [server.session] or \
-                       [edge.session] max_sessions, buffer_memory";
-            RouteError::Busy(why)
-        })?;
+        let opening = opening.map_err(|TableFull| RouteError::Busy)?;
         if let Some(permit) = permit {
             opening.keep(permit);
         }

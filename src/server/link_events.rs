@@ -20,7 +20,7 @@ use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::FrameEvent;
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
+use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionCategory, SessionError};
 use tunnel_proto::names::{Host, Instance, NodeName, SessionId, Target};
 
 /// Drives a link until it ends.
@@ -146,7 +146,8 @@ pub(crate) fn on_node_moved(at: Instance, node: NodeName, found: Option<Found>, 
 }
 
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
-pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {
+pub(crate) fn handle_request(mut request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {
+    attribute(&mut request);
     match &request.from().peer {
         Remote::Edge(edge) if !shared.edge_links.is_valid(request.from()) => {
             let why = format!("the credentials of node {edge} were revoked");
@@ -163,6 +164,25 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>,
                 spawn_to_plain(request, plain, shared);
             }
         }
+    }
+}
+
+/// Attributes an Open to the edge or user that has proved its name on the link, whatever the frame claims: none gets
+/// the rights of another listener, nor another's name. A peer has attributed it already.
+fn attribute(request: &mut RelayRequest) {
+    let from = request.from().clone();
+    match &from.peer {
+        Remote::Edge(_) => {
+            let edge = from.peer.requester().unwrap_or_default();
+            request.attribute(SessionCategory::HttpProxy, edge);
+        }
+        Remote::Client(name) => {
+            let at = from.ends().and_then(|ends| ends.remote).map(|at| at.to_string()).unwrap_or_default();
+            let is_admin = request.category() == SessionCategory::Admin;
+            let category = if is_admin { SessionCategory::Admin } else { SessionCategory::Ssh };
+            request.attribute(category, format!("{name}@{at}"));
+        }
+        Remote::Server(_) | Remote::Peer => {}
     }
 }
 

@@ -73,7 +73,7 @@ impl Place {
         target: Target,
     ) -> Result<(Session, Option<EndId>), RouteError> {
         let opening = self.table.open(node.clone(), target, SessionCategory::Ssh, "client".into(), "connect");
-        let opening = opening.map_err(|TableFull| RouteError::Busy("full"))?;
+        let opening = opening.map_err(|TableFull| RouteError::Busy)?;
         let give_up = self.rng.one_in(self.plan.borrow().drops * 2);
         let mut attempts = 0;
         loop {
@@ -81,7 +81,7 @@ impl Place {
             let alone = self.node.as_ref() == Some(&node) && attempts > 20;
             if alone || give_up && self.rng.one_in(3) {
                 self.ledger.kill(number);
-                return Err(RouteError::Busy("cancelled"));
+                return Err(RouteError::Busy);
             }
             let Some(link) = self.path(&node, None) else {
                 sleep(Duration::from_millis(20)).await;
@@ -104,7 +104,7 @@ impl Place {
         let scenario = self.plan.borrow().scenario;
         match why {
             // A limit is an acceptable reply.
-            RouteError::Busy(_) => self.ledger.kill(number),
+            RouteError::Busy => self.ledger.kill(number),
             RouteError::Refused { refusal, .. } if refusal.code == ErrorCode::Overloaded => {
                 self.ledger.kill(number)
             }

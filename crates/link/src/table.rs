@@ -27,7 +27,7 @@ use crate::relay::RelayTable;
 use crate::relay::attempt::{Attempt, BindOutcome};
 use crate::table::eviction::{ByClient, MAX_ORPHANS, source};
 use crate::table::handles::{IncomingSession, ParkedSession, PendingOpen, Session};
-use crate::table::relay_request::{RelayRequest, attribute, refused};
+use crate::table::relay_request::{RelayRequest, refused};
 use crate::table::session::{SessionOrigin, SharedSession};
 use crate::table::tombstones::{Tombstones, unknown_session};
 use tunnel_base::metrics::Metrics;
@@ -281,12 +281,12 @@ impl SessionTable {
     fn on_frame_without_end(
         self: &Arc<Self>,
         link: &Arc<Link>,
-        mut key: SessionKey,
-        mut frame: SessionFrame,
+        key: SessionKey,
+        frame: SessionFrame,
     ) -> Option<FrameEvent> {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let at_server = !matches!(link.peer, Remote::Server(_));
-        match &mut frame {
+        match &frame {
             SessionFrame::Open { .. } | SessionFrame::Resume { .. }
                 if key.category == SessionCategory::Admin && !matches!(link.peer, Remote::Client(_)) =>
             {
@@ -294,10 +294,7 @@ impl SessionTable {
                 link.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
                 None
             }
-            SessionFrame::Open { client, .. } if at_server => {
-                attribute(link, &mut key, client);
-                self.on_request(link, key, frame)
-            }
+            SessionFrame::Open { .. } if at_server => self.on_request(link, key, frame),
             // Only an edge that gives up a pending open does not know the process.
             SessionFrame::Resume { instance, .. } if at_server && *instance != Some(self.instance) => {
                 self.on_request(link, key, frame)
@@ -392,7 +389,7 @@ impl SessionTable {
         } else if link.is_answer_queue_full() {
             Err(SessionError::new(ErrorCode::Overloaded, "too many unread replies on this link"))
         } else {
-            self.halves_for(&source).ok_or_else(|| self.out_of_memory(&link.peer))
+            self.halves_for(&source).ok_or_else(|| self.out_of_memory())
         };
         let (send, mut recv) = match halves {
             Ok(halves) => halves,
@@ -442,24 +439,12 @@ impl SessionTable {
         halves
     }
 
-    /// Returns the refusal for lack of room, and names the key that raises the limit. A server's requests arrive at an
-    /// edge, all others at a server.
-    fn out_of_memory(&self, peer: &Remote) -> SessionError {
-        let (program, file) = match peer {
-            Remote::Server(_) => ("edge", "the node's edge.toml"),
-            Remote::Edge(_) | Remote::Client(_) | Remote::Peer => ("server", "that server's server.toml"),
-        };
+    /// Returns the refusal for lack of room.
+    fn out_of_memory(&self) -> SessionError {
         let most = self.limits.sessions;
-        let why = match (self.len() >= most, program) {
-            (true, "edge") => format!("limit of {most} sessions at the node reached"),
-            (true, _) => {
-                format!(
-                    "limit of {most} sessions at that server reached; see [server.session] max_sessions in {file}"
-                )
-            }
-            (false, _) => format!(
-                "no memory left there for another session; see [{program}.session] buffer_memory in {file}"
-            ),
+        let why = match self.len() >= most {
+            true => format!("limit of {most} sessions reached there"),
+            false => "no memory left there for another session".to_owned(),
         };
         SessionError::new(ErrorCode::Overloaded, why)
     }

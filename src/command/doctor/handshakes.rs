@@ -12,7 +12,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 use crate::command::doctor::{DoctorFindings, TIMEOUT, check_of};
 use crate::config::edge::ServerAddress;
-use crate::uplink::link_dialer::messages::hint as tls_remedy;
+use crate::uplink::link_dialer::messages::{hint as tls_remedy, refusal_hint, user_hint};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::LinkContext;
@@ -160,19 +160,24 @@ async fn call(
         Err(why @ LinkDialError::Refused { .. }) if is_user => {
             let check = if why.is_denied() { "token" } else { "link" };
             let hint =
-                why.user_hint().unwrap_or("ask the operator, who finds the reason in the server's log");
+                user_hint(&why).unwrap_or("ask the operator, who finds the reason in the server's log");
             found.add_error(check, why.to_string(), "a server that permits links of this user", hint);
         }
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
             // A running edge has reported the same error with its hint.
-            found.add_token_error(why.to_string(), why.hint().filter(|hint| !before.contains(hint)));
+            found.add_token_error(why.to_string(), refusal_hint(&why).filter(|hint| !before.contains(hint)));
         }
         Err(why) if why.is_name_taken() => {
             let hint = "give each machine its own name (node, or NODE_NAME)";
             found.add_error("name", why.to_string(), "a name that no other machine has", hint);
         }
         Err(why) => {
-            found.add_error("link", why.to_string(), "a link", why.hint().unwrap_or("see the server's log"));
+            found.add_error(
+                "link",
+                why.to_string(),
+                "a link",
+                refusal_hint(&why).unwrap_or("see the server's log"),
+            );
             return matches!(why, LinkDialError::Refused { .. } | LinkDialError::OtherVersion(_));
         }
     }

@@ -254,10 +254,12 @@ fn hint(error: &TlsHandshakeError) -> &'static str {
 fn miss(why: EnrolCallError, sent: bool) -> JoinAttemptError {
     match why {
         EnrolCallError::Refused(text) => JoinAttemptError::Refused(text),
-        EnrolCallError::Unserved => JoinAttemptError::Foreign(why.to_string()),
+        EnrolCallError::Unserved => JoinAttemptError::Foreign(format!("{why}; {NO_STORE_HINT}")),
         EnrolCallError::Unanswered(text) => JoinAttemptError::Unanswered { text, sent },
     }
 }
+
+const NO_STORE_HINT: &str = "set store in [server.invitations] of all servers, and update older ones";
 
 /// The error for a server with another CA.
 const WRONG_CLOUD: &str = "does not belong to the cloud of this invitation, or its CA has changed; nothing \

@@ -140,7 +140,7 @@ fn target_tls(fault: &TlsHandshakeError) -> &'static str {
 /// Returns status, label and hint for a session that could not be routed.
 fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
     match why {
-        RouteError::Busy(_) => BUSY,
+        RouteError::Busy => (BUSY.0, BUSY.1, SESSION_LIMITS_HINT),
         RouteError::Offline { missing: NodeNotFound { unqueried_reason: Some(_), .. }, .. } => {
             node_not_connected("check /readyz of the server, which says why it cannot ask the other servers")
         }
@@ -184,8 +184,8 @@ pub(super) fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'st
         ),
         ErrorCode::Overloaded => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment, or raise the limit of that node's edge: [edge.session] buffer_memory in its config, or its \
-             open files (LimitNOFILE)",
+            "try again in a moment, or raise the limit there: buffer_memory of [edge.session] in the config of the node's edge, \
+             max_sessions or buffer_memory of [server.session] at a server, or open files (LimitNOFILE)",
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,
@@ -283,6 +283,9 @@ fn generic_text(code: ErrorCode) -> &'static str {
 /// Response if a limit is reached or the process is stopping.
 const BUSY: (StatusCode, &str, &str) =
     (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "try again in a moment");
+/// Hint if this process has no room for a session.
+const SESSION_LIMITS_HINT: &str = "try again in a moment, or raise max_sessions or buffer_memory of [server.session], or buffer_memory of \
+                        [edge.session], in the config of this process";
 /// Hint for missing credentials. `nc` can prompt for a password only at a terminal.
 const LOGIN_HINT: &str = "give the proxy a user name and a password: curl -x http://user:password@..., ssh with \
                              ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user prompts for the password, \

@@ -108,7 +108,7 @@ impl BridgeTarget {
                 Some(SessionError::new(refusal.code, format!("node {node}: {}", refusal.reason)))
             }
             why @ RouteError::Timeout { .. } => Some(SessionError::new(ErrorCode::TargetTimeout, why)),
-            why @ RouteError::Busy(_) => Some(SessionError::new(ErrorCode::Overloaded, why)),
+            why @ RouteError::Busy => Some(SessionError::new(ErrorCode::Overloaded, why)),
             why @ RouteError::Offline { .. } => Some(SessionError::new(ErrorCode::TargetUnreachable, why)),
         })
     }

@@ -36,7 +36,7 @@ pub fn connection_hint(failure: Option<&AddressFailure>) -> &'static str {
 /// at a user's program.
 pub(crate) fn no_link(error: &anyhow::Error, of_user: bool) -> String {
     let dialled: Option<&LinkDialError> = error.downcast_ref();
-    let hint = dialled.and_then(if of_user { LinkDialError::user_hint } else { LinkDialError::hint });
+    let hint = dialled.and_then(if of_user { user_hint } else { refusal_hint });
     let text = match hint {
         Some(hint) => format!("{error:#}; {hint}"),
         None => format!("{error:#}"),
@@ -48,6 +48,31 @@ pub(crate) fn no_link(error: &anyhow::Error, of_user: bool) -> String {
 pub(crate) fn for_user(text: String) -> String {
     USER_KEYS.iter().fold(text, |text, (edge, user)| text.replace(edge, user))
 }
+
+/// Returns a hint for the operator of an edge that a server refused, if there is one.
+pub(crate) fn refusal_hint(error: &LinkDialError) -> Option<&'static str> {
+    match error.is_token_refused() {
+        true => Some(TOKEN_HINT),
+        false => error.is_over_rate().then_some("give each machine its own token"),
+    }
+}
+
+/// Returns a hint for a user whose program a server refused, if there is one.
+pub(crate) fn user_hint(error: &LinkDialError) -> Option<&'static str> {
+    match error.is_token_refused() {
+        true => Some(USER_TOKEN_HINT),
+        false => error.knows_no_users().then_some(OLD_SERVER_HINT),
+    }
+}
+
+const TOKEN_HINT: &str = "compare token or token_file here with this node's line, or the default line, in the server's token file; \
+                          where nodes join by invitation, all servers need one store (server.invitations), or invite the node again; \
+                          the server's log has the reason";
+
+const USER_TOKEN_HINT: &str =
+    "the access of this device was revoked, or it is for other servers; ask their operator for an invitation";
+const OLD_SERVER_HINT: &str = "this server is too old for links of users; ask its operator to upgrade it, or use its CONNECT port with \
+                               --server=https://HOST:PORT";
 
 /// The keys of an edge that these texts name, and what they are for a user.
 const USER_KEYS: [(&str, &str); 4] = [

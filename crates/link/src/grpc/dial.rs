@@ -52,14 +52,13 @@ pub enum LinkDialError {
     /// The remote end is this process.
     #[error("server has dialled itself")]
     Itself,
-    /// The remote server does not speak the extended dialect, so it cannot be a peer.
+    /// The remote server is plain (SuperEdge's, for example), so it cannot be a peer.
     #[error(
-        "the remote server does not speak the extended dialect (SuperEdge's server, for example) and cannot be \
-         a peer: {0}"
+        "the remote server is no server of this program (SuperEdge's, for example) and cannot be a peer: {0}"
     )]
     Plain(String),
-    /// The remote server is SuperEdge's, and this program is built without its dialect.
-    #[error("the server speaks only SuperEdge's dialect: {0}")]
+    /// The remote server is plain, and this program is built without SuperEdge.
+    #[error("the server is SuperEdge's: {0}")]
     NoPlain(&'static str),
     /// The server speaks another version of the protocol.
     #[error(transparent)]
@@ -88,25 +87,6 @@ impl LinkDialError {
         }
     }
 
-    /// Returns a hint for the operator of the dialling program, if there is one.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Refused { code: Code::ResourceExhausted, .. } => Some("give each machine its own token"),
-            Self::Refused { code: Code::Unauthenticated, .. } => Some(TOKEN_HINT),
-            _ => None,
-        }
-    }
-
-    /// Returns a hint for the user of the dialling program, if there is one.
-    pub fn user_hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Refused { code: Code::Unauthenticated, .. } => Some(USER_TOKEN_HINT),
-            // Servers that know the role of a client give it other codes.
-            Self::Refused { code: Code::Unknown, .. } | Self::NoPlain(_) => Some(OLD_SERVER_HINT),
-            _ => None,
-        }
-    }
-
     /// Returns true if the server was reached and would also reject the next attempt, if that follows soon.
     pub fn is_refusal(&self) -> bool {
         use Code::{PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable};
@@ -126,6 +106,16 @@ impl LinkDialError {
     /// Returns true if the server rejected our token.
     pub fn is_token_refused(&self) -> bool {
         matches!(self, Self::Refused { code: Code::Unauthenticated, .. })
+    }
+
+    /// Returns true if this end has opened too many links recently.
+    pub fn is_over_rate(&self) -> bool {
+        matches!(self, Self::Refused { code: Code::ResourceExhausted, .. })
+    }
+
+    /// Returns true if the server knows no links of users: those that do give them other codes.
+    pub fn knows_no_users(&self) -> bool {
+        matches!(self, Self::Refused { code: Code::Unknown, .. } | Self::NoPlain(_))
     }
 
     /// Returns true if another live process of our name has a link; then redialling soon is useless.
@@ -289,15 +279,6 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
     request.headers_mut().insert(http::header::TE, HeaderValue::from_static("trailers"));
     Ok(request)
 }
-
-const TOKEN_HINT: &str = "compare token or token_file here with this node's line, or the default line, in the server's token file; \
-                          where nodes join by invitation, all servers need one store (server.invitations), or invite the node again; \
-                          the server's log has the reason";
-
-const USER_TOKEN_HINT: &str =
-    "the access of this device was revoked, or it is for other servers; ask their operator for an invitation";
-const OLD_SERVER_HINT: &str = "this server is too old for links of users; ask its operator to upgrade it, or use its CONNECT port with \
-                               --server=https://HOST:PORT";
 
 /// Timeout for the server's response to the call.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -66,7 +66,7 @@ pub enum EnrolCallError {
     #[error("{0}")]
     Refused(String),
     /// The server takes no invitations. Another server may.
-    #[error("{UNSERVED}")]
+    #[error("this server takes no invitations")]
     Unserved,
 }
 
@@ -201,10 +201,6 @@ where
     let connected = endpoint.timeout(ANSWER_TIMEOUT).connect_with_connector(connector).await;
     connected.map_err(|cause| broken(&cause))
 }
-
-/// The error of a server that takes no invitations.
-const UNSERVED: &str = "this server takes no invitations; set store in [server.invitations] of all servers, and update \
-                        older ones";
 
 /// Prefix of the paths of its calls, and these paths.
 const SERVICE: &str = "/enrol.Enrol/";

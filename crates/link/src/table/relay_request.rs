@@ -9,7 +9,7 @@ use crate::relay::attempt::{Attempt, AttemptState};
 use crate::relay::bindings::RelayOutcome;
 use crate::table::SessionTable;
 use crate::table::handles::IncomingSession;
-use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, SessionFrame};
 use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 
 /// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
@@ -38,6 +38,14 @@ impl RelayRequest {
     /// Returns the kind of the opener's listener. Of a Resume it is what the opener claims.
     pub fn category(&self) -> SessionCategory {
         self.attempt.key.category
+    }
+
+    /// Attributes an Open to a client and its kind of listener, whatever the frame claims. A Resume names neither.
+    pub fn attribute(&mut self, category: SessionCategory, name: String) {
+        if let Some(SessionFrame::Open { client, .. }) = &mut self.frame {
+            self.attempt.key.category = category;
+            *client = name;
+        }
     }
 
     /// Names another node and target, which this server knows by the requested name.
@@ -194,24 +202,6 @@ impl RelayRequest {
 impl Drop for RelayRequest {
     fn drop(&mut self) {
         self.answer(SessionError::new(ErrorCode::Overloaded, "server is shutting down"));
-    }
-}
-
-/// Attributes an Open to the edge or user that has proved its name on the link, whatever the frame claims: none gets
-/// the rights of another listener, nor another's name. A peer has attributed it already.
-pub(super) fn attribute(link: &Link, key: &mut SessionKey, client: &mut String) {
-    match &link.peer {
-        Remote::Edge(_) => {
-            (key.category, *client) = (SessionCategory::HttpProxy, link.peer.requester().unwrap_or_default());
-        }
-        Remote::Client(name) => {
-            let at = link.ends().and_then(|ends| ends.remote).map(|at| at.to_string());
-            *client = format!("{name}@{}", at.unwrap_or_default());
-            if key.category != SessionCategory::Admin {
-                key.category = SessionCategory::Ssh;
-            }
-        }
-        Remote::Server(_) | Remote::Peer => {}
     }
 }
 

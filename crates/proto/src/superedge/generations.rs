@@ -146,8 +146,8 @@ fn probe(node: &NodeName, to_edge: bool) -> StreamMsg {
 }
 
 /// Error text that names both solutions.
-const NO_TLS: &str = "the edge is SuperEdge's and does not use TLS to targets; set mode = \"passthrough\" in \
-                      [server.https], or run this program's edge there";
+const NO_TLS: &str = "the edge is SuperEdge's and does not use TLS to targets; use a port with passthrough, or run this \
+                      program's edge there";
 /// Time for the answer to the probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
