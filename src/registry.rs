@@ -1,13 +1,13 @@
 //! Where a node is: the links of this server by node name, and the search for nodes at peers.
 
 pub mod balance;
+pub mod conflicts;
 pub mod dns_search;
 pub mod history;
 pub mod links;
 pub mod node_not_found;
 pub mod nodes_at_peers;
 pub mod peers;
-pub mod replace;
 pub mod search;
 pub mod snapshot;
 pub mod uplinks;
@@ -23,12 +23,12 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::registry::conflicts::Conflicts;
 use crate::registry::dns_search::NodeDnsLookup;
-use crate::registry::links::{LinkChange, LinkChangeOutcome, LinksByNode, NodeLinkRole};
+use crate::registry::links::LinksByNode;
 use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::nodes_at_peers::NodeAtPeer;
 use crate::registry::peers::Peers;
-use crate::registry::replace::Conflicts;
 use crate::registry::search::{NodeSearchCriteria, PeerSearch};
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use tunnel_base::limited;
@@ -45,7 +45,7 @@ use tunnel_proto::names::{Host, Instance, NodeName};
 /// It is released before a link is closed or a waiter is woken, because each of these takes another lock. Three rules
 /// make this safe:
 ///
-/// - `LinksByNode::replace` compares links by their ids under the lock, so a link that ends late never removes the
+/// - `Registry::replace` compares links by their ids under the lock, so a link that ends late never removes the
 ///   newer link that replaced it.
 /// - A waiter registers first and checks second ([`Finder::find_path`]), so a link that is inserted in between wakes
 ///   it.
@@ -146,49 +146,6 @@ impl Registry {
             %node, old_addr = %old.from, "unresponsive link replaced by another process"
         );
         Ok(())
-    }
-
-    /// Makes a link its node's primary link and closes the one before.
-    ///
-    /// With `is_backup`, the earlier link stays as the previous link if it belongs to the same process. It is then
-    /// returned, because its edge finds it unresponsive and sessions should continue on the new one. At most two links
-    /// stay, so a third one closes the oldest.
-    pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<Link>> {
-        let node = linked.link.peer.node().cloned()?;
-        let reason = if is_backup { LinkChange::Backup(linked) } else { LinkChange::Linked(linked) };
-        self.replace(&node, reason);
-        let nodes = self.nodes.lock();
-        nodes.get(&node, NodeLinkRole::Previous).map(|previous| previous.link.clone())
-    }
-
-    /// Removes a link that has ended. The node's previous link, if any, becomes its primary link again. Does nothing if
-    /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
-    pub fn remove(&self, link: &Link) {
-        if let Some(node) = link.peer.node() {
-            self.replace(node, LinkChange::Ended(link.id));
-        }
-    }
-
-    /// Changes the links of a node, closes those that have no role any more, and wakes whom that concerns.
-    pub(crate) fn replace(&self, node: &NodeName, reason: LinkChange) {
-        let mut nodes = self.nodes.lock();
-        let LinkChangeOutcome { closed, has_new_primary } = nodes.replace(node, reason);
-        self.metrics.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
-        // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
-        // loop ends.
-        drop(nodes);
-        for old in closed {
-            limited!(
-                self.metrics.refusals.may_log_about("link_replaced", node) => warn,
-                %node, old_addr = %old.from, "link replaced by a newer one"
-            );
-            old.link.close();
-        }
-        if has_new_primary {
-            // Sessions wait for a path.
-            self.awaited.wake(node);
-            self.changed.send_replace(());
-        }
     }
 
     /// Returns the names of all nodes that are linked here, in no particular order.

@@ -1,11 +1,12 @@
-//! The links of each node at this server, each with a role, and the one operation that changes roles.
+//! The links of each node at this server, each with a role, and the one operation that replaces them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::registry::LinkedNode;
 use crate::registry::history::NodeHistory;
+use crate::registry::{LinkedNode, Registry};
+use tunnel_base::limited;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::ListedNode;
 use tunnel_proto::names::{Instance, NodeName};
@@ -26,7 +27,7 @@ pub enum NodeLinkRole {
 
 /// Why the links of a node change.
 #[derive(Debug)]
-pub(crate) enum LinkChange {
+enum LinkChange {
     /// The edge has made this link, which replaces its earlier ones.
     Linked(LinkedNode),
     /// The edge has made this link because the primary link is unresponsive, or to hand that over. The primary link
@@ -41,13 +42,13 @@ pub(crate) enum LinkChange {
     Ended(LinkId),
 }
 
-/// What [`LinksByNode::replace`] has changed.
+/// What [`LinksByNode::apply`] has changed.
 #[derive(Debug, Default)]
-pub(crate) struct LinkChangeOutcome {
+struct LinkChangeOutcome {
     /// Links without a role. The caller closes them, without the lock: closing a link takes the link's own.
-    pub(crate) closed: Vec<LinkedNode>,
+    closed: Vec<LinkedNode>,
     /// Whether the node is found by another link, or no longer.
-    pub(crate) has_new_primary: bool,
+    has_new_primary: bool,
 }
 
 /// The links of all nodes at this server, under the registry's lock.
@@ -81,13 +82,136 @@ pub struct NodeWithLinks {
     earlier_bytes: [u64; 2],
 }
 
+impl Registry {
+    /// Makes a link its node's primary link and closes the one before.
+    ///
+    /// With `is_backup`, the earlier link stays as the previous link if it belongs to the same process. It is then
+    /// returned, because its edge finds it unresponsive and sessions should continue on the new one. At most two links
+    /// stay, so a third one closes the oldest.
+    pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<Link>> {
+        let node = linked.link.peer.node().cloned()?;
+        let change = if is_backup { LinkChange::Backup(linked) } else { LinkChange::Linked(linked) };
+        self.replace(&node, change);
+        let nodes = self.nodes.lock();
+        nodes.get(&node, NodeLinkRole::Previous).map(|previous| previous.link.clone())
+    }
+
+    /// Returns true if that process may add an interactive link to its node's primary link. It must be linked here and
+    /// have no previous link, because then one of its two links is about to close.
+    pub fn may_add_interactive(&self, node: &NodeName, instance: Option<Instance>) -> bool {
+        self.nodes.lock().busy_link(node, instance).is_some()
+    }
+
+    /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
+    /// any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
+    pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<Link>> {
+        let node = linked.link.peer.node().cloned()?;
+        let busy = self.nodes.lock().busy_link(&node, linked.link.instance)?;
+        self.replace(&node, LinkChange::Interactive(linked));
+        Some(busy)
+    }
+
+    /// Retires a link whose edge has announced another link. The node is no longer found by it, and it stays for its
+    /// sessions until the edge closes it. If the node has two such links, the older one is closed.
+    pub fn retire_link(&self, link: &Link) {
+        if let Some(node) = link.peer.node() {
+            self.replace(node, LinkChange::Retired(link.id));
+        }
+    }
+
+    /// Removes a link that has ended. The node's previous link, if any, becomes its primary link again. Does nothing if
+    /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
+    pub fn remove(&self, link: &Link) {
+        if let Some(node) = link.peer.node() {
+            self.replace(node, LinkChange::Ended(link.id));
+        }
+    }
+
+    /// Replaces links of a node as that change requires: closes those that have no role any more, and wakes whom that
+    /// concerns.
+    fn replace(&self, node: &NodeName, change: LinkChange) {
+        let mut nodes = self.nodes.lock();
+        let LinkChangeOutcome { closed, has_new_primary } = nodes.apply(node, change);
+        self.metrics.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
+        // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
+        // loop ends.
+        drop(nodes);
+        for old in closed {
+            limited!(
+                self.metrics.refusals.may_log_about("link_replaced", node) => warn,
+                %node, old_addr = %old.from, "link replaced by a newer one"
+            );
+            old.link.close();
+        }
+        if has_new_primary {
+            // Sessions wait for a path.
+            self.awaited.wake(node);
+            self.changed.send_replace(());
+        }
+    }
+
+    /// Returns the node's links here, except its primary link.
+    pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<Link>> {
+        let nodes = self.nodes.lock();
+        let secondary = nodes.of(node).filter(|(role, _)| *role != NodeLinkRole::Primary);
+        secondary.map(|(_, linked)| linked.link.clone()).collect()
+    }
+}
+
 impl LinksByNode {
-    /// Changes the links of a node. Links are compared by their ids, so a link that ends late never removes the newer
-    /// link that replaced it.
-    pub(crate) fn replace(&mut self, node: &NodeName, reason: LinkChange) -> LinkChangeOutcome {
+    /// Gives the links of a node their roles after that change. Links are compared by their ids, so a link that ends late
+    /// never removes the newer link that replaced it.
+    fn apply(&mut self, node: &NodeName, change: LinkChange) -> LinkChangeOutcome {
         let links = self.by_node.entry(node.clone()).or_default();
         let before = links.get(NodeLinkRole::Primary).map(|linked| linked.link.id);
-        let closed = links.replace(reason);
+        // A new link takes its role from the link that had it.
+        let mut closed = Vec::new();
+        match change {
+            LinkChange::Linked(linked) => {
+                closed.extend(links.take(NodeLinkRole::Primary));
+                closed.extend(links.put_primary(linked));
+            }
+            LinkChange::Backup(linked) => {
+                let earlier = links.take(NodeLinkRole::Primary);
+                let stays = earlier.as_ref().is_some_and(|earlier| earlier.may_stay_with(&linked));
+                closed.extend(links.put_primary(linked));
+                match earlier {
+                    Some(earlier) if stays => links.links.push((NodeLinkRole::Previous, earlier)),
+                    earlier => closed.extend(earlier),
+                }
+            }
+            LinkChange::Interactive(linked) => {
+                if links.busy_link(linked.link.instance).is_some() {
+                    closed.extend(links.take(NodeLinkRole::Interactive));
+                    links.links.push((NodeLinkRole::Interactive, linked));
+                } else {
+                    closed.push(linked);
+                }
+            }
+            LinkChange::Retired(link) => {
+                let retired = links.links.iter().position(|(role, linked)| {
+                    linked.link.id == link && matches!(role, NodeLinkRole::Primary | NodeLinkRole::Previous)
+                });
+                if let Some(retired) = retired {
+                    let (_, retired) = links.links.remove(retired);
+                    closed.extend(links.take(NodeLinkRole::Retiring));
+                    links.links.push((NodeLinkRole::Retiring, retired));
+                }
+            }
+            LinkChange::Ended(link) => {
+                let ended = links.links.extract_if(.., |(_, linked)| linked.link.id == link);
+                let ended: Vec<_> = ended.map(|(_, linked)| linked).collect();
+                links.add_bytes(&ended);
+            }
+        }
+        // The previous link takes the place of a primary link that has ended or retires.
+        if links.get(NodeLinkRole::Primary).is_none()
+            && let Some(previous) = links.take(NodeLinkRole::Previous)
+        {
+            links.links.push((NodeLinkRole::Primary, previous));
+        }
+        links.add_bytes(&closed);
+        // The number and the history of nodes follow the primary link.
         let after = links.get(NodeLinkRole::Primary).map(|linked| linked.link.id);
         if links.links.is_empty() {
             self.by_node.remove(node);
@@ -163,57 +287,6 @@ impl RoleLinks {
         let primary = self.get(NodeLinkRole::Primary)?.clone();
         let links = self.links.iter().map(|(_, linked)| linked.link.clone()).collect();
         Some(NodeWithLinks { node: node.clone(), primary, links, earlier_bytes: self.earlier_bytes })
-    }
-
-    /// Changes the roles for that reason. Returns the links that have none any more, which are to be closed.
-    fn replace(&mut self, reason: LinkChange) -> Vec<LinkedNode> {
-        let mut closed = Vec::new();
-        match reason {
-            LinkChange::Linked(linked) => {
-                closed.extend(self.take(NodeLinkRole::Primary));
-                closed.extend(self.put_primary(linked));
-            }
-            LinkChange::Backup(linked) => {
-                let earlier = self.take(NodeLinkRole::Primary);
-                let stays = earlier.as_ref().is_some_and(|earlier| earlier.may_stay_with(&linked));
-                closed.extend(self.put_primary(linked));
-                match earlier {
-                    Some(earlier) if stays => self.links.push((NodeLinkRole::Previous, earlier)),
-                    earlier => closed.extend(earlier),
-                }
-            }
-            LinkChange::Interactive(linked) => {
-                if self.busy_link(linked.link.instance).is_some() {
-                    closed.extend(self.take(NodeLinkRole::Interactive));
-                    self.links.push((NodeLinkRole::Interactive, linked));
-                } else {
-                    closed.push(linked);
-                }
-            }
-            LinkChange::Retired(link) => {
-                let retired = self.links.iter().position(|(role, linked)| {
-                    linked.link.id == link && matches!(role, NodeLinkRole::Primary | NodeLinkRole::Previous)
-                });
-                if let Some(retired) = retired {
-                    let (_, retired) = self.links.remove(retired);
-                    closed.extend(self.take(NodeLinkRole::Retiring));
-                    self.links.push((NodeLinkRole::Retiring, retired));
-                }
-            }
-            LinkChange::Ended(link) => {
-                let ended = self.links.extract_if(.., |(_, linked)| linked.link.id == link);
-                let ended: Vec<_> = ended.map(|(_, linked)| linked).collect();
-                self.add_bytes(&ended);
-            }
-        }
-        // The previous link takes the place of a primary link that has ended or retires.
-        if self.get(NodeLinkRole::Primary).is_none()
-            && let Some(previous) = self.take(NodeLinkRole::Previous)
-        {
-            self.links.push((NodeLinkRole::Primary, previous));
-        }
-        self.add_bytes(&closed);
-        closed
     }
 
     /// Adds the bytes of links that no longer have a role.
@@ -305,6 +378,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use tunnel_base::metrics::Metrics;
     use tunnel_proto::frame::Remote;
 
     use super::*;
@@ -331,7 +405,7 @@ mod tests {
                     open.insert(new.link.id);
                 }
                 let before = nodes.primary(&node).map(|linked| linked.link.id);
-                let replaced = nodes.replace(&node, match step {
+                let outcome = nodes.apply(&node, match step {
                     0 => LinkChange::Linked(new),
                     1 => LinkChange::Backup(new),
                     2 => LinkChange::Interactive(new),
@@ -341,14 +415,14 @@ mod tests {
                         LinkChange::Ended(known)
                     }
                 });
-                for closed in replaced.closed {
+                for closed in outcome.closed {
                     prop_assert!(open.remove(&closed.link.id));
                 }
                 let held: Vec<_> = nodes.of(&node).map(|(role, linked)| (role, linked.link.id)).collect();
                 prop_assert_eq!(held.iter().map(|(_, id)| *id).collect::<HashSet<_>>(), open.clone());
                 prop_assert_eq!(held.iter().map(|(role, _)| *role).collect::<HashSet<_>>().len(), held.len());
                 let after = nodes.primary(&node).map(|linked| linked.link.id);
-                prop_assert_eq!((nodes.len(), replaced.has_new_primary), (usize::from(after.is_some()), before != after));
+                prop_assert_eq!((nodes.len(), outcome.has_new_primary), (usize::from(after.is_some()), before != after));
                 let has = |role| nodes.get(&node, role).is_some();
                 prop_assert!(has(NodeLinkRole::Primary) || !has(NodeLinkRole::Previous), "it would be primary");
             }
@@ -360,16 +434,65 @@ mod tests {
     fn a_node_keeps_the_bytes_of_its_earlier_links_until_it_has_none() {
         let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), LinksByNode::default());
         let [first, second, third] = [(1, 1), (2, 1), (3, 2)].map(|(n, process)| linked(n, Some(process)));
-        nodes.replace(&node, LinkChange::Linked(first));
-        nodes.replace(&node, LinkChange::Interactive(second.clone()));
+        nodes.apply(&node, LinkChange::Linked(first));
+        nodes.apply(&node, LinkChange::Interactive(second.clone()));
         nodes.by_node.get_mut(&node).unwrap().earlier_bytes = [5, 7];
         for reason in [LinkChange::Ended(second.link.id), LinkChange::Linked(third.clone())] {
-            nodes.replace(&node, reason);
+            nodes.apply(&node, reason);
             assert_eq!(nodes.view(&node).unwrap().bytes(), [5, 7]);
         }
-        nodes.replace(&node, LinkChange::Ended(third.link.id));
+        nodes.apply(&node, LinkChange::Ended(third.link.id));
         assert!(nodes.view(&node).is_none());
-        nodes.replace(&node, LinkChange::Linked(linked(4, None)));
+        nodes.apply(&node, LinkChange::Linked(linked(4, None)));
         assert_eq!(nodes.view(&node).unwrap().bytes(), [0, 0]);
+    }
+
+    #[tokio::test]
+    async fn an_interactive_link_needs_a_primary_link_of_its_process_and_is_not_found() {
+        let registry = Registry::new(Metrics::server("", ""));
+        let [busy, first, second] = [1, 2, 3].map(|number| linked(number, Some(7)));
+        let node = "node1".parse().unwrap();
+        assert!(registry.add_interactive(first.clone()).is_none(), "the node is not linked here");
+        registry.insert(busy.clone(), false);
+        assert!(registry.add_interactive(linked(9, Some(8))).is_none(), "another process");
+        assert_eq!(registry.add_interactive(first.clone()).map(|busy| busy.id), Some(busy.link.id));
+        assert_eq!(registry.link_of(&node).map(|found| found.link.id), Some(busy.link.id));
+        registry.add_interactive(second.clone()).unwrap();
+        assert!(first.link.is_closed() && !second.link.is_closed(), "the newer one stays");
+        registry.remove(&first.link);
+        assert_eq!(registry.secondary_links(&node)[0].id, second.link.id);
+        let again = linked(10, Some(7));
+        assert!(registry.may_add_interactive(&node, busy.link.instance));
+        let backup = linked(8, Some(7));
+        registry.insert(backup.clone(), true);
+        assert!(!registry.may_add_interactive(&node, busy.link.instance), "one of the two is about to close");
+        registry.remove(&backup.link);
+        registry.insert(again.clone(), false);
+        assert!(busy.link.is_closed() && !second.link.is_closed(), "its process may continue there");
+        registry.insert(linked(11, Some(12)), false);
+        assert!(second.link.is_closed(), "its process has been replaced");
+        registry.links().iter().for_each(|link| link.close());
+        assert!(registry.secondary_links(&node).iter().all(|link| link.is_closed()));
+    }
+
+    #[tokio::test]
+    async fn a_retired_link_is_not_found_and_only_the_newest_stays_for_sessions() {
+        let registry = Registry::new(Metrics::server("", ""));
+        let node = "node1".parse().unwrap();
+        let [old, new] = [1, 2].map(|number| linked(number, Some(1)).link);
+        let insert = |link: &Arc<Link>| {
+            registry.insert(LinkedNode { link: link.clone(), from: ([10, 0, 0, 1], 1).into() }, false)
+        };
+        insert(&old);
+        registry.retire_link(&old);
+        assert!(registry.link_of(&node).is_none() && !old.is_closed());
+        assert_eq!(registry.node_count(), 0);
+        insert(&new);
+        registry.retire_link(&old);
+        assert!(registry.link_of(&node).is_some(), "the node was not found by that link");
+        registry.retire_link(&new);
+        assert!(old.is_closed() && !new.is_closed(), "the older of two is closed");
+        registry.remove(&new);
+        assert!(registry.secondary_links(&node).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Which of two links of one node stays, here or at a peer; interactive and retired links.
+//! Which of two links of one node stays, here or at a peer, and which process keeps the name.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,10 +9,7 @@ use parking_lot::Mutex;
 use tokio::join;
 use tokio::time::Instant;
 
-use crate::registry::Finder;
-use crate::registry::LinkedNode;
-use crate::registry::links::{LinkChange, NodeLinkRole};
-use crate::registry::{NameInUse, Registry};
+use crate::registry::{Finder, LinkedNode, NameInUse, Registry};
 use tunnel_base::limited;
 use tunnel_base::refusal_log::RefusalLog;
 use tunnel_link::link::Link;
@@ -153,43 +150,19 @@ impl Finder {
     }
 }
 
-impl Registry {
-    /// Returns the node's links here, except its primary link.
-    pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<Link>> {
-        let nodes = self.nodes.lock();
-        let secondary = nodes.of(node).filter(|(role, _)| *role != NodeLinkRole::Primary);
-        secondary.map(|(_, linked)| linked.link.clone()).collect()
-    }
-
-    /// Returns true if that process may add an interactive link to its node's primary link. It must be linked here and
-    /// have no previous link, because then one of its two links is about to close.
-    pub fn may_add_interactive(&self, node: &NodeName, instance: Option<Instance>) -> bool {
-        self.nodes.lock().busy_link(node, instance).is_some()
-    }
-
-    /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
-    /// any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
-    pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<Link>> {
-        let node = linked.link.peer.node().cloned()?;
-        let busy = self.nodes.lock().busy_link(&node, linked.link.instance)?;
-        self.replace(&node, LinkChange::Interactive(linked));
-        Some(busy)
-    }
-}
-
-impl Registry {
-    /// Retires a link whose edge has announced another link. The node is no longer found by it, and it stays for its
-    /// sessions until the edge closes it. If the node has two such links, the older one is closed.
-    pub fn retire_link(&self, link: &Link) {
-        if let Some(node) = link.peer.node() {
-            self.replace(node, LinkChange::Retired(link.id));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tunnel_base::metrics::Metrics;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::state::LinkId;
+
     use super::*;
+
+    fn linked(number: u64) -> LinkedNode {
+        let peer = Remote::Edge("node1".parse().unwrap());
+        let link = Link::new(LinkId(number), peer, Some(Instance::from_bits(7)));
+        LinkedNode { link, from: ([10, 0, 0, 1], 1).into() }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn refused_names_are_bounded_and_old_ones_make_room() {
@@ -210,26 +183,11 @@ mod tests {
                 && conflicts.was_refused(&node(MAX_TRACKED_NAMES), process)
         );
     }
-}
-
-#[cfg(test)]
-mod interactive_tests {
-    use tunnel_base::metrics::Metrics;
-    use tunnel_proto::frame::Remote;
-    use tunnel_proto::state::LinkId;
-
-    use super::*;
-
-    fn linked(number: u64, instance: u128) -> LinkedNode {
-        let (peer, instance) = (Remote::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
-        let link = Link::new(LinkId(number), peer, instance);
-        LinkedNode { link, from: ([10, 0, 0, 1], 1).into() }
-    }
 
     #[tokio::test]
     async fn a_process_that_loses_a_name_conflict_loses_all_its_links() {
         let registry = Registry::new(Metrics::server("", ""));
-        let [older, primary, interactive] = [1, 2, 3].map(|number| linked(number, 7));
+        let [older, primary, interactive] = [1, 2, 3].map(linked);
         registry.insert(primary.clone(), false);
         registry.add_interactive(interactive.clone()).unwrap();
         registry.insert(older.clone(), true);
@@ -238,74 +196,5 @@ mod interactive_tests {
         for LinkedNode { link, .. } in [older, primary, interactive] {
             assert!(link.is_closed(), "{:?}", link.id);
         }
-    }
-
-    #[tokio::test]
-    async fn an_interactive_link_needs_a_primary_link_of_its_process_and_is_not_found() {
-        let registry = Registry::new(Metrics::server("", ""));
-        let [busy, first, second] = [(1, 7), (2, 7), (3, 7)].map(|(number, of)| linked(number, of));
-        let node = "node1".parse().unwrap();
-        assert!(registry.add_interactive(first.clone()).is_none(), "the node is not linked here");
-        registry.insert(busy.clone(), false);
-        assert!(registry.add_interactive(linked(9, 8)).is_none(), "another process");
-        assert_eq!(registry.add_interactive(first.clone()).map(|busy| busy.id), Some(busy.link.id));
-        assert_eq!(registry.link_of(&node).map(|found| found.link.id), Some(busy.link.id));
-        registry.add_interactive(second.clone()).unwrap();
-        assert!(first.link.is_closed() && !second.link.is_closed(), "the newer one stays");
-        registry.remove(&first.link);
-        assert_eq!(registry.secondary_links(&node)[0].id, second.link.id);
-        let again = linked(10, 7);
-        assert!(registry.may_add_interactive(&node, busy.link.instance));
-        let backup = linked(8, 7);
-        registry.insert(backup.clone(), true);
-        assert!(!registry.may_add_interactive(&node, busy.link.instance), "one of the two is about to close");
-        registry.remove(&backup.link);
-        registry.insert(again.clone(), false);
-        assert!(busy.link.is_closed() && !second.link.is_closed(), "its process may continue there");
-        registry.insert(linked(11, 12), false);
-        assert!(second.link.is_closed(), "its process has been replaced");
-        registry.links().iter().for_each(|link| link.close());
-        assert!(registry.secondary_links(&node).iter().all(|link| link.is_closed()));
-    }
-}
-
-#[cfg(test)]
-mod moves_tests {
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicU64;
-    use std::sync::atomic::Ordering::Relaxed;
-    use tunnel_proto::frame::Remote;
-    use tunnel_proto::state::LinkId;
-
-    use tunnel_base::metrics::Metrics;
-    use tunnel_proto::names::Instance;
-
-    use super::*;
-
-    /// Inserts and returns a new link of the node with that number.
-    fn linked(registry: &Registry, number: u64, instance: Option<Instance>) -> Arc<Link> {
-        static LINKS: AtomicU64 = AtomicU64::new(0);
-        let peer = Remote::Edge(format!("node{number}").parse().unwrap());
-        let link = Link::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance);
-        let from = ([10, 0, 0, 1], 1).into();
-        registry.insert(LinkedNode { link: link.clone(), from }, false);
-        link
-    }
-
-    #[tokio::test]
-    async fn a_retired_link_is_not_found_and_only_the_newest_stays_for_sessions() {
-        let registry = Registry::new(Metrics::server("", ""));
-        let node = "node1".parse().unwrap();
-        let old = linked(&registry, 1, Some(Instance::from_bits(1)));
-        registry.retire_link(&old);
-        assert!(registry.link_of(&node).is_none() && !old.is_closed());
-        assert_eq!(registry.node_count(), 0);
-        let new = linked(&registry, 1, Some(Instance::from_bits(1)));
-        registry.retire_link(&old);
-        assert!(registry.link_of(&node).is_some(), "the node was not found by that link");
-        registry.retire_link(&new);
-        assert!(old.is_closed() && !new.is_closed(), "the older of two is closed");
-        registry.remove(&new);
-        assert!(registry.secondary_links(&node).is_empty());
     }
 }
