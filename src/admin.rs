@@ -241,6 +241,7 @@ impl AdminContext {
             let serving = channelz::serve(listener, self.clone(), grpc, drain.clone());
             drain.spawn(info_span!("channelz"), serving);
         }
+        // The socket needs no TLS: its file decides who may open it.
         if let Some(listener) = listeners.local {
             drain.spawn(info_span!("admin"), serve(listener, None, self.clone(), all, drain.clone()));
         }

@@ -95,6 +95,7 @@ impl EtcdClient {
                 Err(cause) => cause,
             };
             debug!(error = %cause, "etcd member failed");
+            // An expired login is no failure of the member, so the same one is called again.
             if cause.kind() == EtcdErrorKind::LoggedOut {
                 self.forget();
             } else {

@@ -111,6 +111,7 @@ impl NftTable {
         let (commands, joined) = match &self.kept {
             Some(kept) => {
                 let mut joined = sets.clone();
+                // With other ports, connections to each node may be affected.
                 if kept.ports == sets.ports {
                     joined.nodes.retain(|node| !kept.nodes.contains(node));
                 }
@@ -121,6 +122,8 @@ impl NftTable {
         self.kept = None;
         run(&text(&commands)).await?;
         self.kept = Some(sets.clone());
+        // The kernel decides on redirection at the first packet, and remembers it. So unanswered connections are
+        // forgotten.
         if !joined.nodes.is_empty() {
             match delete_pending_connections(&joined).await {
                 Ok(0) => {}

@@ -336,8 +336,10 @@ impl SharedEnrolments {
         let (answer, answered) = oneshot::channel();
         self.joining.lock().push(PendingJoin { secret, joiner, token, outcome: Ok(false), answer });
         {
+            // While one call writes, others queue here. The next one to get the lock serves all of them.
             let mut cell = self.cell.lock().await;
             let mut joining = std::mem::take(&mut *self.joining.lock());
+            // Another call may have served this one while it waited.
             if !joining.is_empty() {
                 let now = now();
                 let all = |enrolled: &mut Enrolments| {

@@ -97,6 +97,7 @@ pub(crate) async fn revoke(
     let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
         parse_request(enrolment, request, requester).await?;
     let who = requester.to_string();
+    // A join key is revoked by its ID alone, because several keys may have one pattern.
     let (revoked, none) = match (key, subject) {
         (Some(key), _) => {
             let none = format!(

@@ -144,6 +144,7 @@ fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
         }
     };
     let out = cert_args.out_dir.clone().unwrap_or_else(|| cert_args.ca.dir.join(folder));
+    // All names are known before a file is made: the folder refuses to overwrite an earlier certificate.
     let files: &[&str] = match &cert_args.kind {
         CertificateKind::Server { .. } => &["server.crt", "server.key", "ca.crt"],
         CertificateKind::EgressClient { name, .. } if name == APISERVER => {

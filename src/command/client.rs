@@ -231,6 +231,7 @@ impl ClientConfigFile {
         }
         let dir = path.parent().unwrap_or(Path::new("/"));
         let Self { password_file, ca, cert, key, token_file, .. } = &mut file;
+        // Relative paths start at the file's folder, because a command may run in any folder.
         for name in [password_file, ca, cert, key, token_file].into_iter().flatten() {
             *name = dir.join(&*name);
         }

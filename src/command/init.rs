@@ -239,6 +239,7 @@ fn write_edge(
     let server = Target { host: args.names[0].clone(), port: GRPC_PORT };
     let text = |dir: &str| edge_config(node, &server, None, signers.kubelets.is_some(), dir);
     let here = now_at.join(&dir);
+    // Checked with the paths of the unfinished files, so that no edge gets a config with which it does not start.
     let read = EdgeConfig::read(&text(&here.to_string_lossy()), &Environment::default());
     checked("edge.toml", read, Edge::validate)?;
     folder.write(&format!("{dir}/edge.toml"), &text(to))

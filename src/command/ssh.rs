@@ -145,6 +145,7 @@ fn command_line(command: &str, client: &ClientArgs) -> Result<String, CommandErr
     let mut words = vec![program.unwrap_or_else(|| "tunnel".to_owned()), command.to_owned()];
     words.extend(client.server.iter().map(|server| format!("--server={server}")));
     words.extend(client.user.iter().map(|user| format!("--user={user}")));
+    // ssh may run the line later, and in another folder, so paths become absolute.
     for (flag, path) in [
         ("password-file", &client.password_file),
         ("ca", &client.ca),

@@ -91,6 +91,7 @@ impl LoadedEdgeFiles {
         let tokens = tokens(uplink, startup);
         let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], uplink.proxy.parse());
         startup.congestion("edge.uplink.congestion", uplink.congestion.as_deref())?;
+        // All files have been read by now, so a start reports the problems of each.
         Ok(Self {
             tls: tls?,
             servers: servers?,

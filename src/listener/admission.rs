@@ -440,6 +440,7 @@ impl Admission {
         access.device = self.client.linked.as_ref().map(|(device, _)| device.clone());
         Span::current().record("trace_id", access.trace.as_str());
         let context = Arc::clone(&self.context);
+        // The place is lost and this poll is the last: a check that waits would leave the client without an answer.
         let checked = match self.is_evicted() {
             true => Err(Denial::Busy(NO_PENDING)),
             false => self.check(request, &mut access).await,

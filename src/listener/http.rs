@@ -191,6 +191,8 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
         let context = admission.context().clone();
         let proof = admission.client().proof.clone();
         let from = admission.from().ip();
+        // The server's certificate for targets may have rights over every node, so each client needs a certificate,
+        // too.
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
         let parse = |head: &Parts| {
             if !shown {

@@ -64,6 +64,7 @@ async fn handshake(
         let denial = Denial::Request("the client does not offer SOCKS5 without authentication");
         Err(SocksRejection { denial, reply: vec![VERSION, NO_METHOD] })
     };
+    // Errors pass through admission: it counts them, and a forbidden client learns no more than that.
     let (request, early) = match request {
         Ok(request) => (Ok(request), None),
         Err(SocksRejection { denial, reply }) => (Err(denial), Some(reply)),

@@ -135,7 +135,7 @@ impl EtcdRecords {
             });
         }
         let answers = join_all(requests).await;
-        // All answers are read, even after an error, because each tells what etcd has.
+        // All answers are read, even after an error, because each reports what etcd has.
         let mut failed = None;
         for answer in answers {
             match answer {

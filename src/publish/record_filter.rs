@@ -76,6 +76,7 @@ impl RecordFilter {
                 Err(why) => self.warn_once(&node, &why),
             }
         }
+        // Without a zone, a node's name may be that of another host, whose clients must not come here.
         if zone.is_open() {
             self.look_up(&named, ours).await;
             named.retain(|(node, name)| match self.verdicts.get(node).and_then(|verdict| verdict.taken) {

@@ -256,6 +256,7 @@ impl EdgeAuthenticator {
         EdgeCredentials { hello, certificate_node }: &EdgeCredentials,
     ) -> Result<bool, TokenError> {
         let node = &hello.node;
+        // First, because such a line blocks its node whatever else proves the name.
         if self.tokens.load().is_blocked(node) {
             return Err(TokenError::Blocked(node.clone()));
         }
@@ -263,6 +264,7 @@ impl EdgeAuthenticator {
             let nodes = nodes.borrow();
             let is_edge = nodes.as_ref().map(|nodes| nodes.get(&node.as_str().to_ascii_lowercase()).copied());
             match is_edge {
+                // With any proof: only the label distinguishes an edge from a control-plane Node.
                 Some(Some(false)) => return Err(TokenError::NoEdge(node.clone())),
                 _ if certificate_node.as_ref() != Some(node) => {}
                 Some(Some(true)) => return Ok(true),

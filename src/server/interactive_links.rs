@@ -34,6 +34,7 @@ pub(crate) async fn admit_interactive(
     }
     let mut reader = call.accept(Remote::Edge(hello.node.clone()));
     let link = reader.link.clone();
+    // The primary link may have ended since the check.
     let Some(busy) = shared.registry.add_interactive(linked(&link)) else { return };
     shared.edge_links.track(&link, credentials);
     limited!(

@@ -197,6 +197,7 @@ async fn check_edge(
 }
 
 async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
+    // A balancer, or a list of peers with this server in it, leads back here.
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }
@@ -283,6 +284,7 @@ impl ConnectionHandler for LinkConnectionHandler {
             PendingConnection { certificate, takes_enrolments, until, waiting_permit: permit, permit: turn };
         let arrivals = self.arrivals.clone();
         let link_context = self.shared.link_context.clone();
+        // The handler is not kept for the life of the link, which may be days.
         drop(self);
         serve(io, from, arrivals, link_context, waiting).await;
     }

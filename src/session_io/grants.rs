@@ -233,6 +233,7 @@ impl Grants {
     }
 
     async fn judge_all(&self) {
+        // Before judging: each session that depends on time sets it again.
         self.0.due.store(UNTIL_CHANGED, SeqCst);
         let mut revoked = 0_u64;
         let current = RightsChange::default();
@@ -248,6 +249,7 @@ impl Grants {
                     }
                 }
             }
+            // Judging thousands of sessions must not delay the bytes of others.
             yield_now().await;
         }
         if revoked > 0 {

@@ -138,6 +138,7 @@ impl ObjectWatcher<'_> {
         let which = self.which.clone().timeout(WATCH_SECONDS).page_size(PAGE);
         let mut events = pin!(watcher(api(client, &namespace), which));
         while let Some(event) = events.next().await {
+            // A watch that fails again before its list is complete has not recovered, so its pauses continue to grow.
             if handler.on_event(event.map_err(failed)?) {
                 *backoff = Backoff::new();
                 if std::mem::take(has_failed) && CAUSES.clear() {

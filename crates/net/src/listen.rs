@@ -81,6 +81,7 @@ impl TcpListenSocket {
             tune(&SockRef::from(&socket))?;
             socket.bind(at)?;
             let at = socket.local_addr()?;
+            // Before it listens, so that no process on this machine dials the port for a client in between.
             let announced = is_announced.then(|| announce(at).ok()).flatten();
             Ok(Self { socket: socket.listen(BACKLOG)?, at, _announced: announced })
         };

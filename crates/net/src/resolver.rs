@@ -107,6 +107,7 @@ impl Resolver {
         if is_localhost(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
+        // The hosts file comes before DNS, as in the system's own resolver.
         if self.files.is_some() {
             let this = self.clone();
             let sought = name.to_owned();
@@ -117,6 +118,7 @@ impl Resolver {
                 return Ok(own);
             }
         }
+        // A copy: the lock is not held during the query.
         let dns = self.dns.lock().clone();
         let found = timeout(QUERY_TIMEOUT, dns.search(name)).await.unwrap_or(Err(NetError::Timeout));
         let addresses = found.map_err(|cause| failed(name, &cause))?;
@@ -202,6 +204,7 @@ impl DnsServers {
         options.edns0 = file.edns0;
         let servers = servers.into_iter().map(NameServerConfig::udp_and_tcp);
         let mut domains: Vec<_> = file.get_last_search_or_domain().cloned().collect();
+        // As glibc does: without a list the domain of this machine's own name is searched.
         if domains.is_empty() {
             domains.extend(file.get_system_domain());
         }
@@ -225,6 +228,7 @@ impl DnsServers {
         let in_domains = self.search.iter().filter(|_| !itself.is_fqdn());
         let mut names: Vec<_> =
             in_domains.filter_map(|domain| itself.clone().append_domain(domain).ok()).collect();
+        // As glibc does: a name with `ndots` dots or more is tried as it is first.
         let is_first = usize::from(itself.num_labels()) > self.dots;
         itself.set_fqdn(true);
         names.insert(if is_first { 0 } else { names.len() }, itself);

@@ -280,6 +280,7 @@ impl SessionState {
                 self.close_if_complete(Actions::default()),
             );
         }
+        // This is a turn of answers and credits, which do not wait until data may be sent.
         if max == 0 {
             return (None, Actions::default());
         }
@@ -588,6 +589,7 @@ impl SessionState {
         if let Err(bad) = self.resume_sending(received, limit) {
             return self.handle_protocol_error(bad);
         }
+        // In LastAck everything is sent and received, so the opener gets only the answer.
         if answer.is_some() && self.phase != Phase::LastAck {
             self.phase = Phase::Open;
         }

@@ -101,6 +101,7 @@ pub(crate) fn node_names(
         return None;
     }
     let cluster = required_cluster(&table, "configmap", true, env, report);
+    // Two writers of one ConfigMap would undo each other's changes.
     if published == Some(&names.configmap) {
         let found = Some(format!("{:?}, which publish of [server.dns] writes", names.configmap));
         table.error("configmap", found, "use a separate ConfigMap", report);

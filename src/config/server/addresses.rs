@@ -54,6 +54,7 @@ pub(crate) fn read(
         match cluster::reached(env) {
             Ok(cluster) => addresses.cluster = Some(cluster),
             Err(why) if is_set => table.error("kubernetes", Some("true".to_owned()), why, report),
+            // A default that finds no cluster is no error.
             Err(_) => {}
         }
     }

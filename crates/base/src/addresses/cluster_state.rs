@@ -212,6 +212,7 @@ impl ClusterState {
         if !headless && own.is_none() {
             return Err(LocateError::NoPort { service: name.to_owned(), port });
         }
+        // A slice has the numbers of the pods' ports, which the Service's port finds by its name.
         let number = move |slice: &KubeEndpointSlice| match own.filter(|_| !headless) {
             Some(own) => slice.ports.iter().find(|port| port.name == own.name).map(|port| port.number),
             None => Some(port),

@@ -49,6 +49,7 @@ where
         let mut own = parse(&own);
         let message = own.remove("message");
         let mut fields = Map::new();
+        // From the outermost span inwards, and the event last: of equal names the value nearest to the event stays.
         for span in ctx.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(of_span) = span.extensions().get::<FormattedFields<N>>() {
                 fields.extend(renamed(parse(of_span)));

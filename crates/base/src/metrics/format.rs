@@ -63,6 +63,7 @@ fn to_plain_format(open: &str) -> String {
     for line in open.lines() {
         let mut words = line.splitn(4, ' ');
         match (words.next(), words.next(), words.next(), words.next()) {
+            // HELP comes before TYPE, which alone decides whether the name needs a suffix.
             (Some("#"), Some("HELP"), Some(name), help_text) => {
                 help = Some((name, help_text.unwrap_or_default()))
             }

@@ -123,6 +123,7 @@ impl FromStr for TargetEntry {
         let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
         let place = match bare {
             None if place.eq_ignore_ascii_case(SELF) => AllowedTargetNet::Own,
+            // An IPv6 address needs brackets, or its last group would be read as the port.
             None if place.contains(':') => return Err(NO_PORT.to_owned()),
             None => AllowedTargetNet::Net(network(place)?),
             Some(bare) => match network(bare)? {

@@ -43,6 +43,7 @@ impl CsrContent {
         content.common_names = texts(info.subject.iter_common_name())?;
         content.organizations = texts(info.subject.iter_organization())?;
         let mut extensions = Vec::new();
+        // Of several requests or lists of names, the signer might use another than this program has checked.
         for (n, attribute) in info.iter_attributes().enumerate() {
             match requested(attribute) {
                 Some(requested) if n == 0 => extensions.extend(requested),

@@ -120,6 +120,7 @@ impl CertificateRenewer {
                 RenewalStep::Issue(issue) => issue,
             };
         info!(profile = self.profile.name(), reason = why, "certificate needed");
+        // A name that the approver refuses must not let the certificate expire with all others.
         match (self.issue(names).await, fallback) {
             (Err(cause @ (CsrError::Denied { .. } | CsrError::Failed { .. })), Some(old)) => {
                 warn!(profile = self.profile.name(), error = %cause, "requesting the old names instead");

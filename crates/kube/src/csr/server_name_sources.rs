@@ -51,6 +51,7 @@ impl ServerNameSources {
                     found.missing.get_or_insert_with(|| (name.clone(), namespace.clone()));
                     continue;
                 };
+                // Nodes are listed only if a Service needs them, and once: there may be thousands.
                 if is_node_port(&service) && nodes.is_none() {
                     let apiserver = ApiserverNames::look_up(cluster, &client).await?;
                     nodes = Some(reachable_names(client.clone(), &apiserver).await?);

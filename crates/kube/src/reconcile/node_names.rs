@@ -152,6 +152,7 @@ impl NodeNamesReconciler {
                 () = sleep(look_again) => {}
             }
             sleep_until(next).await;
+            // Read after the pauses, so that the write contains all changes until now.
             let Some(nodes) = self.nodes().known().cloned() else { continue };
             let passed = timeout(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
             match passed.unwrap_or(Err(PassError::Failed(ClusterError::Silent))) {

@@ -43,6 +43,7 @@ fn message(received: &[u8]) -> Result<Option<Vec<u8>>, NotTls> {
             Some(_) => return Err(NotTls),
             None => {}
         }
+        // Before the record is complete, so that another protocol is recognised by its first bytes.
         if rest.0.iter().zip(RECORD).any(|(is, must)| *is != must) {
             return Err(NotTls);
         }

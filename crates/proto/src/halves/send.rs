@@ -212,6 +212,7 @@ impl SendHalf {
     }
 
     fn drop_before(&mut self, received: u64) {
+        // The end counts as one byte, which only an acknowledgement beyond all bytes includes.
         if self.finished && received > self.written {
             self.finish_received = true;
             self.finish_sent = true;
