@@ -371,8 +371,8 @@ impl AdminContext {
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
-            // An invitation is the right to join, and a port's clients prove nothing. The socket and admins' links
-            // offer them.
+            // An invitation is the right to join, so only the socket and admins' links offer them, whatever a port's
+            // client proves.
             ("/invitations" | "/revocations", AdminProcess::Cloud(_))
                 if matches!(requester, AdminRequester::Address(..)) =>
             {

@@ -239,6 +239,7 @@ impl TargetDialer {
         if !found.is_empty() {
             return Ok(found);
         }
+        // An operator needs the address to which a name resolves: the target does not show why it is refused.
         let refusal = match (all.first(), &target.host) {
             (None, _) => {
                 SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))

@@ -92,8 +92,8 @@ impl NftReconciler {
     fn refresh_addresses(&mut self) -> bool {
         let own = self.own.now().all;
         let peers = self.deps.finder.peers().map(|peers| peers.addresses()).unwrap_or_default();
-        // Traffic for one of these addresses must reach its machine: redirected, it would cut off this server or a
-        // peer.
+        // A claim alone must not redirect traffic outside of the operator's networks, or that of this host or a peer,
+        // which it would cut off.
         let refuses = |ip: IpAddr| {
             let why = [
                 (!self.settings.networks.contains(ip), REASON_OUTSIDE_NETWORKS),

@@ -204,8 +204,8 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
                     name, for example with `openssl ecparam -name prime256v1 -genkey`"
             .into());
     }
-    // The other problems do not stop a start: some clients accept such a certificate, and a renewed file needs no
-    // restart.
+    // The other problems are for the doctor and a config check. They do not stop a start, because a renewed file needs
+    // no restart.
     let mut odd = Vec::new();
     let mut is =
         |about, found: &str, hint| odd.push(CertificateWarning { about, found: found.to_owned(), hint });
