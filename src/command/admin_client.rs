@@ -12,7 +12,7 @@ use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, client};
 use crate::config::Environment;
 use crate::route::RouteError;
-use crate::uplink::client::ClientUplinks;
+use crate::uplink::client::UserUplinks;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::printable::one_line as clean;
@@ -27,7 +27,7 @@ enum AdminApiEndpoint {
     /// The admin socket of a process on this machine.
     Socket(PathBuf),
     /// The server of a link of `client.toml`.
-    Link(Box<ClientUplinks>),
+    Link(Box<UserUplinks>),
 }
 
 /// Runs `work` with the API of the process that a command queries: that of the `named` socket, otherwise of a program
@@ -56,7 +56,7 @@ impl AdminClient {
         let mut sockets = sockets(named, names, env).await.into_iter().peekable();
         let is_open = sockets.peek().is_some_and(|(state, _)| *state == AdminSocketState::Answers);
         if !is_open && let Some(links) = client::links_if_readable(env)? {
-            let links = ClientUplinks::connect(links).await.map_err(|why| no_link(&why))?;
+            let links = UserUplinks::connect(links).await.map_err(|why| no_link(&why))?;
             return Ok(Self { choice: choice(LINK, sockets), at: AdminApiEndpoint::Link(Box::new(links)) });
         }
         let Some((_, socket)) = sockets.next() else {

@@ -13,7 +13,7 @@ use crate::command::CommandError;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::{Environment, SecretString};
-use crate::uplink::client::{ClientLinkConfig, UserCredentials};
+use crate::uplink::client::{UserCredentials, UserLinkConfig};
 use tunnel_base::files;
 use tunnel_net::reload::{ReloadError, ReloadedValue, is_world_readable};
 use tunnel_net::tls::{IdentityFiles, Trust};
@@ -60,7 +60,7 @@ pub(crate) struct ClientSettings {
     /// Whether the password may cross a network unencrypted.
     pub(crate) insecure: bool,
     /// The servers to link to instead, and how the user is proved there; `None` if one is named to connect to.
-    pub(crate) links: Option<ClientLinkConfig>,
+    pub(crate) links: Option<UserLinkConfig>,
 }
 
 /// A value, and where it was found.
@@ -170,13 +170,13 @@ impl ClientSettings {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
-pub fn links(env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
+pub fn links(env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> {
     let Some(path) = &env.client_file else { return Ok(None) };
     ClientConfigFile::read(path)?.links(path, env)
 }
 
 /// Like [`links`], but a file that this user may not read is another user's.
-pub(crate) fn links_if_readable(env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
+pub(crate) fn links_if_readable(env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> {
     let is_denied =
         |path: &PathBuf| File::open(path).is_err_and(|cause| cause.kind() == ErrorKind::PermissionDenied);
     if env.client_file.as_ref().is_some_and(is_denied) { Ok(None) } else { links(env) }
@@ -239,7 +239,7 @@ impl ClientConfigFile {
     }
 
     /// Returns the links, or `None` if there are none.
-    fn links(&self, path: &Path, env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
+    fn links(&self, path: &Path, env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> {
         // Without servers these keys have no effect, which their author would not notice.
         let Some(servers) = &self.servers else {
             let fields = [("device", self.device.is_some()), ("token", self.token.is_some())];
@@ -263,7 +263,7 @@ impl ClientConfigFile {
             Some(device) => device.parse().map_err(|why| field("device", &why))?,
             None => device_of_this_machine()?,
         };
-        Ok(Some(ClientLinkConfig {
+        Ok(Some(UserLinkConfig {
             servers,
             tls_server_name: name.transpose().map_err(|why| field("tls_server_name", &why))?,
             device,
@@ -443,7 +443,7 @@ mod tests {
         home: &Path,
         text: &str,
         mode: u32,
-    ) -> (Result<Option<ClientLinkConfig>, CommandError>, Result<ClientSettings, CommandError>) {
+    ) -> (Result<Option<UserLinkConfig>, CommandError>, Result<ClientSettings, CommandError>) {
         let path = home.join("tunnel/client.toml");
         std::fs::create_dir_all(home.join("tunnel")).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -461,14 +461,14 @@ mod tests {
         assert!(read("server = \"a:1\"\nuser = \"ops\"\n").is_none());
         let both = "servers = [\"a.example:9000\", \"[::1]:9\"]\nuser = \"alice\"\ndevice = \"Laptop\"\nca = \"ca.crt\"\n";
         let found = read(&format!("{both}token = \"t1\"\ntls_server_name = \"b\"\n")).unwrap();
-        let token = |found: &ClientLinkConfig| match &found.proof {
+        let token = |found: &UserLinkConfig| match &found.proof {
             UserCredentials::Token(user, tokens) => (user.to_string(), tokens.load()[0].reveal().to_owned()),
             other => panic!("{other:?}"),
         };
         let alice = |token: &str| ("alice".to_owned(), token.to_owned());
         assert_eq!(token(&found), alice("t1"));
         assert!(!format!("{found:?}").contains("t1"));
-        let ClientLinkConfig { servers, tls_server_name, device, ca, .. } = found;
+        let UserLinkConfig { servers, tls_server_name, device, ca, .. } = found;
         assert_eq!(servers, ["a.example:9000".parse().unwrap(), "[::1]:9".parse().unwrap()]);
         assert_eq!((tls_server_name, ca), (Some("b".parse().unwrap()), Some(dir.join("ca.crt"))));
         assert_eq!(device.as_str(), "laptop");

@@ -26,7 +26,7 @@ use crate::command::admin_sockets::exchange;
 use crate::command::init::folder_on_machine;
 use crate::command::shell_word;
 use crate::config::ProxyVariables;
-use crate::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
+use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use download::{Download, SimulatedNetwork};
 use page::PAGE;
 use screen::{DemoScreen, RED, elapsed_text};
@@ -305,8 +305,8 @@ impl Demo {
     }
 
     /// Links to the servers as a user.
-    async fn link(&self) -> anyhow::Result<ClientUplinks> {
-        let config = ClientLinkConfig {
+    async fn link(&self) -> anyhow::Result<UserUplinks> {
+        let config = UserLinkConfig {
             servers: vec![self.fill("{link2}").parse()?, self.fill("{link1}").parse()?],
             tls_server_name: Some("localhost".parse()?),
             device: "laptop".parse()?,
@@ -314,7 +314,7 @@ impl Demo {
             ca: Some(self.dir.join("ca.crt")),
             proxy: ProxyVariables::default(),
         };
-        ClientUplinks::connect(config).await.map_err(anyhow::Error::msg)
+        UserUplinks::connect(config).await.map_err(anyhow::Error::msg)
     }
 
     /// Prints commands to try.

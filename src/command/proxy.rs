@@ -10,7 +10,7 @@ use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, Format, client};
 use crate::config::Environment;
 use crate::startup::systemd;
-use crate::uplink::client::ClientUplinks;
+use crate::uplink::client::UserUplinks;
 use crate::uplink::proxy::UserProxy;
 use tunnel_net::listen::TcpListenSocket;
 
@@ -52,7 +52,7 @@ pub async fn run(
         return Err(CommandError::unavailable("both default ports are taken; set --http or --socks5"));
     }
     let links = tokio::select! {
-        links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,
+        links = UserUplinks::start(config) => links.map_err(|why| no_link(&why))?,
         _ = signals.next() => return Ok(String::new()),
     };
     let proxy = UserProxy::start(links, http, socks5);

@@ -14,7 +14,7 @@ use crate::config::kubernetes::{self, ServerCsrConfig};
 use crate::config::listen_tls::ListenerTlsConfig;
 use crate::config::plan::{ConfigPlan, add};
 use crate::config::server::addresses::{self, AddressSettings};
-use crate::config::server::clients::{self, ClientLinksConfig};
+use crate::config::server::clients::{self, UserAccessConfig};
 use crate::config::server::invitations::{self, InvitationConfig, InvitationStoreKind};
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
@@ -33,7 +33,7 @@ pub struct ServerConfig {
     /// Versions and cipher suites of TLS at the server's ports.
     pub tls: Tls,
     /// The access of users' programs that link to this server; `None` accepts none.
-    pub clients: Option<ClientLinksConfig>,
+    pub clients: Option<UserAccessConfig>,
     /// The configured listeners for clients.
     pub(crate) listeners: Vec<ConfiguredListener>,
     /// The ConfigMap of named node ports; `None` disables it.
@@ -213,7 +213,7 @@ impl ServerConfig {
             keys.insert(one.key().to_owned());
         }
         // Everything else is read at the start only. The plan names it, so that no operator waits for an effect.
-        let client_ca = |clients: &Option<ClientLinksConfig>| clients.as_ref()?.client_ca.clone();
+        let client_ca = |clients: &Option<UserAccessConfig>| clients.as_ref()?.client_ca.clone();
         for (differs, key) in [
             (*links != new.links, "server.links"),
             (*tls != new.tls, "server.tls"),

@@ -72,7 +72,7 @@ fn log(call: &LinkCall, reason: &'static str, why: &str, metrics: &Metrics) {
         LinkCaller::Edge(hello) => {
             limited!(may_log => warn, node = %hello.node, remote_addr, reason = %why, "edge refused");
         }
-        LinkCaller::Client(hello) => {
+        LinkCaller::User(hello) => {
             let user = if let UserProof::Token { user, .. } = &hello.proof { Some(user) } else { None };
             let user = user.map(field::display);
             limited!(may_log => warn, user, device = %hello.device, remote_addr, reason = why, "user refused");

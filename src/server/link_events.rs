@@ -94,7 +94,7 @@ pub(crate) fn end_link(reader: &LinkReader, why: &LinkEnd, shared: &ServerContex
     let link = &reader.link;
     let sessions = reader.end(why);
     let node = link.peer.node().map(field::display);
-    if let Remote::Client(_) = link.peer {
+    if let Remote::User(_) = link.peer {
         // Like its begin.
         return debug!(link = %link.id, reason = %why, sessions, "link has ended");
     }
@@ -153,7 +153,7 @@ pub(crate) fn handle_request(mut request: RelayRequest, shared: &Arc<ServerConte
             let why = format!("the credentials of node {edge} were revoked");
             request.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
-        Remote::Client(_) => user_sessions::spawn_request(request, shared, room),
+        Remote::User(_) => user_sessions::spawn_request(request, shared, room),
         // An edge does not reach its own node through a server: with that name it requests a target of the cloud.
         Remote::Edge(edge) if edge == request.node() && request.instance().is_none() => {
             dial_for_edge(request, shared)
@@ -176,7 +176,7 @@ fn attribute(request: &mut RelayRequest) {
             let edge = from.peer.requester().unwrap_or_default();
             request.attribute(SessionCategory::HttpProxy, edge);
         }
-        Remote::Client(name) => {
+        Remote::User(name) => {
             let at = from.ends().and_then(|ends| ends.remote).map(|at| at.to_string()).unwrap_or_default();
             let is_admin = request.category() == SessionCategory::Admin;
             let category = if is_admin { SessionCategory::Admin } else { SessionCategory::Ssh };

@@ -69,7 +69,7 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
         let span = match &call.caller {
             // Only for debugging, like the span of the connection: there are thousands of edges.
             LinkCaller::Edge(hello) => debug_span!("link", node = %hello.node, remote_addr = %call.from),
-            LinkCaller::Client(hello) => {
+            LinkCaller::User(hello) => {
                 debug_span!("link", device = %hello.device, remote_addr = %call.from)
             }
             LinkCaller::Peer { .. } => info_span!("link", peer = %call.from),
@@ -82,7 +82,7 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
 async fn admit_call(call: Box<LinkCall>, shared: Arc<ServerContext>) {
     match call.caller.clone() {
         LinkCaller::Edge(hello) => admit_edge(call, hello, shared).await,
-        LinkCaller::Client(hello) => Box::pin(admit_user(call, hello, shared)).await,
+        LinkCaller::User(hello) => Box::pin(admit_user(call, hello, shared)).await,
         LinkCaller::Peer { instance, backup: is_backup, .. } => {
             Box::pin(admit_peer(call, instance, is_backup, shared)).await
         }
@@ -138,7 +138,7 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
     };
-    let mut reader = call.accept(Remote::Client(user.client.clone()));
+    let mut reader = call.accept(Remote::User(user.client.clone()));
     let users = &shared.user_links;
     let link = reader.link.clone();
     // Only for debugging: each command of a user has a link. The access log has her sessions.

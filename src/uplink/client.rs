@@ -38,7 +38,7 @@ use tunnel_proto::names::{DeviceName, Host, Instance, NodeName, Target, UserName
 
 /// The servers of a user, and how she proves herself there.
 #[derive(Debug, Clone)]
-pub struct ClientLinkConfig {
+pub struct UserLinkConfig {
     /// Servers in order of preference, at least one.
     pub servers: Vec<Target>,
     /// Name in the servers' certificate, if it differs from the dialled name.
@@ -64,7 +64,7 @@ pub enum UserCredentials {
 
 /// The links of a user's program, of which one is used for new sessions. Sessions continue over the next one.
 #[derive(Debug)]
-pub struct ClientUplinks {
+pub struct UserUplinks {
     pub(crate) route: SessionRouter,
     uplinks: Arc<Uplinks>,
     table: Arc<SessionTable>,
@@ -75,7 +75,7 @@ pub struct ClientUplinks {
 
 /// Why no server linked with a user's program. The text is for the user.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientLinkError {
+pub enum UserLinkError {
     /// A file or a setting is wrong.
     #[error("{0}")]
     Config(String),
@@ -87,19 +87,19 @@ pub enum ClientLinkError {
     Unreachable(String),
 }
 
-impl From<UplinkFailure> for ClientLinkError {
+impl From<UplinkFailure> for UserLinkError {
     fn from(UplinkFailure { text, is_denied, .. }: UplinkFailure) -> Self {
         if is_denied { Self::Denied(text) } else { Self::Unreachable(text) }
     }
 }
 
-impl ClientUplinks {
+impl UserUplinks {
     /// Links to the first server that accepts it, and keeps a link until [`Self::close`].
     ///
     /// # Errors
     ///
     /// Returns the errors of all servers, or of a file.
-    pub async fn connect(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
+    pub async fn connect(config: UserLinkConfig) -> Result<Self, UserLinkError> {
         let (links, keeper) = Self::prepare(config)?;
         let first = keeper.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await?;
         links.keep(keeper, Some(first));
@@ -111,7 +111,7 @@ impl ClientUplinks {
     /// # Errors
     ///
     /// Returns an error if a server denies the link, or of a file.
-    pub async fn start(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
+    pub async fn start(config: UserLinkConfig) -> Result<Self, UserLinkError> {
         let (links, keeper) = Self::prepare(config)?;
         let first = match keeper.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await {
             Ok(first) => Some(first),
@@ -124,7 +124,7 @@ impl ClientUplinks {
     }
 
     /// Reads the files.
-    fn prepare(config: ClientLinkConfig) -> Result<(Self, Arc<Reconnector>), ClientLinkError> {
+    fn prepare(config: UserLinkConfig) -> Result<(Self, Arc<Reconnector>), UserLinkError> {
         let metrics = Metrics::edge();
         let links = Drain::new();
         let limits = SessionLimits {
@@ -137,7 +137,7 @@ impl ClientUplinks {
         let link_context = LinkContext::new(table.clone(), metrics.clone(), links.clone());
         let uplinks = Uplinks::new(NodeName::none());
         let pool = BufferPool::new();
-        let dialer = dialer(config, &link_context, pool.clone()).map_err(ClientLinkError::Config)?;
+        let dialer = dialer(config, &link_context, pool.clone()).map_err(UserLinkError::Config)?;
         let keeper = Arc::new(Reconnector {
             dialer,
             link_context,
@@ -225,8 +225,8 @@ impl ClientUplinks {
 }
 
 /// Reads the files, and creates the dialer of the links.
-fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
-    let ClientLinkConfig { servers, tls_server_name, device, proof, ca, proxy } = config;
+fn dialer(config: UserLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
+    let UserLinkConfig { servers, tls_server_name, device, proof, ca, proxy } = config;
     let (name, tokens, identity) = match proof {
         UserCredentials::Token(user, tokens) => (Some(user), tokens, None),
         UserCredentials::Certificate(identity) => (None, ReloadedValue::fixed(Vec::new()), Some(identity)),

@@ -16,7 +16,7 @@ use crate::listener::http_proxy;
 use crate::listener::http_proxy::HttpProxyProtocol;
 use crate::listener::socks5::Socks5;
 use crate::session_io::grants::Grants;
-use crate::uplink::client::{ClientUplinks, MAX_SESSIONS};
+use crate::uplink::client::{MAX_SESSIONS, UserUplinks};
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_base::policy::Networks;
@@ -30,17 +30,13 @@ use tunnel_proto::frame::SessionCategory;
 #[derive(Debug)]
 pub struct UserProxy {
     /// The links that carry its sessions.
-    pub links: ClientUplinks,
+    pub links: UserUplinks,
     clients: Drain,
 }
 
 impl UserProxy {
     /// Starts serving clients over `links`: of an HTTP proxy, and of SOCKS5, each if it has a port.
-    pub fn start(
-        links: ClientUplinks,
-        http: Option<TcpListenSocket>,
-        socks5: Option<TcpListenSocket>,
-    ) -> Self {
+    pub fn start(links: UserUplinks, http: Option<TcpListenSocket>, socks5: Option<TcpListenSocket>) -> Self {
         let clients = Drain::new();
         let context = ListenerContext {
             listener: "",

@@ -15,7 +15,7 @@ use tunnel::config::Environment;
 use tunnel::invitations::JoinRefusal;
 use tunnel::invitations::code::InvitationCode;
 use tunnel::registry::history::WhyUnlinked;
-use tunnel::uplink::client::{ClientLinkConfig, UserCredentials};
+use tunnel::uplink::client::{UserCredentials, UserLinkConfig};
 use tunnel_link::grpc::enrol::JoinCredentials;
 
 use crate::support::clients::assert_echo;
@@ -102,7 +102,7 @@ pub(crate) async fn join_as_user(
     server: SocketAddr,
     code: &str,
     device: &str,
-) -> Result<ClientLinkConfig, CommandError> {
+) -> Result<UserLinkConfig, CommandError> {
     let server = server.to_string();
     let line = ["tunnel", "join", "--user", &server, "--tls-server-name", NAME];
     let line = line.into_iter().chain(["--invitation", "-", "--device", device]);
@@ -122,7 +122,7 @@ pub(crate) async fn invited_user(server: &TestServer, user: &str, lasting: Durat
 }
 
 /// Returns true if the server accepts this proof of a user's device.
-fn is_proven(server: &TestServer, client: &str, links: &ClientLinkConfig) -> bool {
+fn is_proven(server: &TestServer, client: &str, links: &UserLinkConfig) -> bool {
     let UserCredentials::Token(_, token) = &links.proof else { panic!("{links:?}") };
     let enrolment = server.server.enrolment.as_ref().unwrap();
     enrolment.device(client.parse().unwrap(), token.load()[0].reveal()).is_joined()

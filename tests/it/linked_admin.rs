@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tunnel::invitations::store::SecretHash;
 use tunnel::route::RouteError;
-use tunnel::uplink::client::ClientUplinks;
+use tunnel::uplink::client::UserUplinks;
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::tls::IdentityFiles;
@@ -28,7 +28,7 @@ use crate::words::LogLines;
 type Answer = (u16, String);
 
 /// Sends a request, `METHOD PATH`, in a session of its own. Returns the response.
-async fn send(links: &ClientUplinks, request: &str, body: &str) -> Answer {
+async fn send(links: &UserUplinks, request: &str, body: &str) -> Answer {
     let mut session = ChunkStreamIo::new(links.open_admin().await.unwrap());
     let head =
         format!("{request} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len());
@@ -233,7 +233,7 @@ async fn requests_of_a_user_are_bounded_and_end_in_time() {
 }
 
 /// Sends the first half of a request.
-async fn half_a_request(links: &ClientUplinks) -> ChunkStreamIo<Session> {
+async fn half_a_request(links: &UserUplinks) -> ChunkStreamIo<Session> {
     let mut session = ChunkStreamIo::new(links.open_admin().await.unwrap());
     session.write_all(b"GET /nodes HTTP/1.1\r\nHost").await.unwrap();
     session.flush().await.unwrap();

@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use tunnel::command::client;
 use tunnel::config::Environment;
 use tunnel::edge::Edge;
-use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks};
+use tunnel::uplink::client::{UserLinkConfig, UserUplinks};
 use tunnel::uplink::proxy::UserProxy;
 use tunnel_net::listen::TcpListenSocket;
 
@@ -40,13 +40,13 @@ impl LocalProxy {
         tokio::task::spawn_blocking(move || Self::new(config)).await.unwrap()
     }
 
-    fn new(config: ClientLinkConfig) -> Self {
+    fn new(config: UserLinkConfig) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (http, socks5, proxy) = runtime.block_on(async {
             let any = || TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
             let [http, socks5] = [any(), any()];
             let (http_at, socks5_at) = (http.at(), socks5.at());
-            let links = ClientUplinks::start(config).await.unwrap();
+            let links = UserUplinks::start(config).await.unwrap();
             (http_at, socks5_at, UserProxy::start(links, Some(http), Some(socks5)))
         });
         Self { http, socks5, proxy: Some(proxy), runtime: Some(runtime) }

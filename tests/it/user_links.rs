@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tonic::Status;
 use tunnel::config::SecretString;
 use tunnel::route::RouteError;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
+use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserLinkError, UserUplinks};
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::reload::ReloadedValue;
@@ -44,7 +44,7 @@ async fn fleet(place: &TestDir, count: u8) -> (Vec<KillableServer>, Vec<SocketAd
 }
 
 /// Opens a session to a node that another server has, once the user's server knows that server.
-async fn open_once_known(links: &ClientUplinks, target: &str) -> Session {
+async fn open_once_known(links: &UserUplinks, target: &str) -> Session {
     loop {
         match open(links, target).await {
             Ok(session) => return session,
@@ -424,7 +424,7 @@ async fn a_revocation_ends_the_links_and_sessions_at_its_server_and_at_another_o
         assert_eq!(server.server.metrics.sessions.now("clients"), 0);
     }
     assert!(other.refresh().await);
-    let again = ClientUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err().to_string();
+    let again = UserUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err().to_string();
     assert!(again.contains("the access of this device was revoked"), "{again}");
 }
 
@@ -443,8 +443,8 @@ async fn a_server_that_cannot_read_its_store_denies_nobody() {
         if !is_missing {
             std::fs::create_dir(&store).unwrap();
         }
-        let why = ClientUplinks::connect(config(&place, "alice/laptop", &[at_server])).await.unwrap_err();
-        assert!(matches!(why, ClientLinkError::Unreachable(_)), "{why}");
+        let why = UserUplinks::connect(config(&place, "alice/laptop", &[at_server])).await.unwrap_err();
+        assert!(matches!(why, UserLinkError::Unreachable(_)), "{why}");
         assert!(why.to_string().contains("cannot check tokens or certificates now"), "{why}");
         tokio::time::sleep(Duration::from_secs(10)).await;
         let ready = get(server.server.bound.log, "/readyz").await;
@@ -456,7 +456,7 @@ async fn a_server_that_cannot_read_its_store_denies_nobody() {
     wait_until("the edge is not denied either", || unchecked() > 2).await;
     std::fs::remove_dir(&store).unwrap();
     std::fs::rename(&away, &store).unwrap();
-    ClientUplinks::connect(config(&place, "alice/laptop", &[at_server])).await.unwrap();
+    UserUplinks::connect(config(&place, "alice/laptop", &[at_server])).await.unwrap();
     assert_eq!(server.server.metrics.links_rejected.counted("token"), 0);
     drop(edge);
 }
@@ -469,10 +469,10 @@ async fn only_a_denial_of_every_server_is_final() {
     let without = server.server.bound.grpc;
     for (others, is_final) in [(vec![], true), (vec![targets::closed_port().await], false)] {
         let all: Vec<_> = [without].into_iter().chain(others).collect();
-        let why = ClientUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err();
-        assert_eq!(matches!(why, ClientLinkError::Denied(_)), is_final, "{why}");
+        let why = UserUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err();
+        assert_eq!(matches!(why, UserLinkError::Denied(_)), is_final, "{why}");
         assert!(why.to_string().contains("accepts no links of users"), "{why}");
-        let started = ClientUplinks::start(config(&place, "alice/laptop", &all)).await;
+        let started = UserUplinks::start(config(&place, "alice/laptop", &all)).await;
         assert_eq!(started.is_err(), is_final, "tunnel proxy keeps dialling");
     }
 }
@@ -574,8 +574,8 @@ async fn each_refusal_of_a_user_is_logged_with_the_reason_and_her_name() {
         "alice".parse().unwrap(),
         ReloadedValue::fixed(vec![SecretString::new("wrong")]),
     );
-    let wrong = ClientLinkConfig { proof, ..users::config(&place, "alice/laptop", &[at_server]) };
-    ClientUplinks::connect(wrong).await.unwrap_err();
+    let wrong = UserLinkConfig { proof, ..users::config(&place, "alice/laptop", &[at_server]) };
+    UserUplinks::connect(wrong).await.unwrap_err();
     let why = "reason=\"the device has not joined for this user, was revoked, or has another token\"";
     logged(&["user refused user=alice device=laptop remote_addr=127.0.0.1:", why]);
 
@@ -612,9 +612,8 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
     let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let refused = async |at| {
-        ClientUplinks::connect(config(&place, "alice/laptop", &[at])).await.unwrap_err().to_string()
-    };
+    let refused =
+        async |at| UserUplinks::connect(config(&place, "alice/laptop", &[at])).await.unwrap_err().to_string();
     let why = refused(server.server.bound.grpc).await;
     assert!(why.contains("accepts no links of users; they require a table [server.clients]"), "{why}");
     assert_eq!(lines.count("user refused user=alice device=laptop"), 1);
@@ -637,11 +636,11 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
             "alice".parse().unwrap(),
             ReloadedValue::fixed(vec![SecretString::new("wrong")]),
         );
-        let wrong = ClientLinkConfig { proof, ..config(&place, "alice/laptop", &[wrong.server.bound.grpc]) };
-        ClientUplinks::connect(wrong).await.unwrap_err()
+        let wrong = UserLinkConfig { proof, ..config(&place, "alice/laptop", &[wrong.server.bound.grpc]) };
+        UserUplinks::connect(wrong).await.unwrap_err()
     })
     .await;
-    assert!(matches!(why, ClientLinkError::Denied(_)), "{why}");
+    assert!(matches!(why, UserLinkError::Denied(_)), "{why}");
     let why = why.to_string();
     assert!(why.contains("invalid token") && why.contains("the access of this device was revoked"), "{why}");
 }
@@ -656,12 +655,12 @@ async fn the_first_table_of_users_needs_no_restart_and_a_removed_one_ends_their_
     server.server.enrolment.as_ref().unwrap().refresh().await;
     let _edge = edge(&place, &server, "node1").await;
     let settings = || config(&place, "alice/laptop", &[server.server.bound.grpc]);
-    let refused = ClientUplinks::connect(settings()).await.unwrap_err().to_string();
+    let refused = UserUplinks::connect(settings()).await.unwrap_err().to_string();
     assert!(refused.contains("accepts no links of users"), "{refused}");
     std::fs::write(&file, with).unwrap();
     let linked = async {
         loop {
-            if let Ok(links) = ClientUplinks::connect(settings()).await {
+            if let Ok(links) = UserUplinks::connect(settings()).await {
                 return links;
             }
         }

@@ -5,7 +5,7 @@
 use std::io::Write;
 
 use serde_json::json;
-use tunnel::uplink::client::ClientUplinks;
+use tunnel::uplink::client::UserUplinks;
 use tunnel_proto::names::Target;
 
 use crate::cluster::{Cluster, Way, node};
@@ -74,7 +74,7 @@ fn a_thousand_users() {
     let _ = tunnel_net::fd_limit::raise();
     let idle = memory("server without users", 0, f64::INFINITY);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let link = |number| ClientUplinks::connect(users::link_config(&place, &user(number), server.grpc));
+    let link = |number| UserUplinks::connect(users::link_config(&place, &user(number), server.grpc));
     let links: Vec<_> = (0..USERS).map(|number| runtime.block_on(link(number)).unwrap()).collect();
     let linked = memory("with a link of each of 1000 users", idle, LINK_KIB);
     let sessions: Vec<_> = links.iter().map(|links| runtime.block_on(links.open(&target)).unwrap()).collect();

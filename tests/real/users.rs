@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::invitations::store::SecretHash;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
+use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserLinkError, UserUplinks};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_proto::names::{Target, UserDevice};
@@ -42,9 +42,9 @@ pub(crate) fn tables(
 }
 
 /// Returns what the program of a device links with, to the server with that port.
-pub(crate) fn link_config(place: &TestDir, client: &str, port: u16) -> ClientLinkConfig {
+pub(crate) fn link_config(place: &TestDir, client: &str, port: u16) -> UserLinkConfig {
     let UserDevice { user, device } = client.parse().unwrap();
-    ClientLinkConfig {
+    UserLinkConfig {
         servers: vec![format!("localhost:{port}").parse().unwrap()],
         tls_server_name: None,
         device,
@@ -77,7 +77,7 @@ pub(crate) fn holding_target() -> u16 {
 /// The link of a device to one server, and a session over it to that server's node.
 struct Device {
     name: String,
-    links: ClientUplinks,
+    links: UserUplinks,
     session: Session,
 }
 
@@ -91,7 +91,7 @@ impl Device {
     ) -> Self {
         let target: Target = format!("node{number}:{target}").parse().unwrap();
         let (links, session) = runtime.block_on(async {
-            let links = ClientUplinks::connect(link_config(place, client, port)).await.unwrap();
+            let links = UserUplinks::connect(link_config(place, client, port)).await.unwrap();
             let session = links.open(&target).await.unwrap();
             (links, session)
         });
@@ -152,9 +152,9 @@ fn a_revocation_ends_links_and_sessions_at_both_servers() {
     revoke(&["--user", "alice"], &socket, &mut phone);
     assert!(other.iter_mut().all(Device::is_alive), "another user has lost nothing");
     for server in &mut servers {
-        let again = ClientUplinks::connect(link_config(&place, "alice/phone", server.grpc));
+        let again = UserUplinks::connect(link_config(&place, "alice/phone", server.grpc));
         let again = runtime.block_on(again).unwrap_err();
-        assert!(matches!(again, ClientLinkError::Denied(_)), "{again}");
+        assert!(matches!(again, UserLinkError::Denied(_)), "{again}");
         for device in ["laptop", "phone"] {
             let user = format!("user=\"alice\" device={device}");
             server.process.wait_for_log_of(&user, "reason=\"the access of user alice was revoked\"");

@@ -142,7 +142,7 @@ impl LinkReader {
         self.metrics.links.closed(self.link.peer.kind());
         self.metrics.links_closed.count(why.name());
         let far = match &self.link.peer {
-            Remote::Client(client) => format!("user {client}"),
+            Remote::User(client) => format!("user {client}"),
             peer => peer.node().map_or("a peer".into(), |node| format!("node {node}")),
         };
         let refusal = SessionError::new(ErrorCode::Cancelled, format!("the link to {far} closed: {why}"));

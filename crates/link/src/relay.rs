@@ -147,7 +147,7 @@ impl RelayTable {
         let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor_leg.is_none();
         let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(waits) else { return };
         binding.acceptor_leg = Some(acceptor_leg.clone());
-        if let (Remote::Client(_), SessionFrame::Open { target, .. }) = (&attempt.from.peer, &frame) {
+        if let (Remote::User(_), SessionFrame::Open { target, .. }) = (&attempt.from.peer, &frame) {
             binding.place = Some(Box::new((attempt.key.node.clone(), target.clone())));
         }
         if let Some(watch) = &mut binding.watch {

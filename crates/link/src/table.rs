@@ -251,7 +251,7 @@ impl SessionTable {
             *opener = Opener::verified(opener.take(), &link.peer, link.instance);
         }
         if let SessionFrame::Resume { place, .. } = &mut frame
-            && !matches!(link.peer, Remote::Client(_))
+            && !matches!(link.peer, Remote::User(_))
         {
             *place = None;
         }
@@ -288,7 +288,7 @@ impl SessionTable {
         let at_server = !matches!(link.peer, Remote::Server(_));
         match &frame {
             SessionFrame::Open { .. } | SessionFrame::Resume { .. }
-                if key.category == SessionCategory::Admin && !matches!(link.peer, Remote::Client(_)) =>
+                if key.category == SessionCategory::Admin && !matches!(link.peer, Remote::User(_)) =>
             {
                 let why = "only the program of a user opens sessions of the category admin";
                 link.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));

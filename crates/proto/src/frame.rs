@@ -389,7 +389,7 @@ pub enum Remote {
     /// At an edge: a server. The name is the edge's own node; at a user's program it is [`NodeName::none`].
     Server(NodeName),
     /// At a server: a user's program, with the user and device that it has proved to be. It only opens sessions.
-    Client(UserDevice),
+    User(UserDevice),
     /// At a server: a peer.
     Peer,
 }
@@ -400,7 +400,7 @@ impl Remote {
         match self {
             Self::Edge(_) => "edge",
             Self::Server(_) => "server",
-            Self::Client(_) => "client",
+            Self::User(_) => "client",
             Self::Peer => "peer",
         }
     }
@@ -409,7 +409,7 @@ impl Remote {
     pub fn node(&self) -> Option<&NodeName> {
         match self {
             Self::Edge(node) | Self::Server(node) => Some(node),
-            Self::Client(_) | Self::Peer => None,
+            Self::User(_) | Self::Peer => None,
         }
     }
 
@@ -417,7 +417,7 @@ impl Remote {
     pub fn frame_node(&self) -> Option<&NodeName> {
         match self {
             Self::Edge(node) | Self::Server(node) => Some(node),
-            Self::Client(_) => Some(&NO_NODE),
+            Self::User(_) => Some(&NO_NODE),
             Self::Peer => None,
         }
     }
@@ -430,7 +430,7 @@ impl Remote {
 
     /// Returns true for an edge and a user's program: their server proves who they are, and authorizes each request.
     pub fn is_leaf(&self) -> bool {
-        matches!(self, Self::Edge(_) | Self::Client(_))
+        matches!(self, Self::Edge(_) | Self::User(_))
     }
 }
 
@@ -445,7 +445,7 @@ pub enum Opener {
     Node(NodeName),
     /// A user's program, by the user and device that it has proved: any process there. `client/USER/DEVICE` on the
     /// wire.
-    Client(UserDevice),
+    User(UserDevice),
     /// A server, on behalf of one of its clients. `server/` and the 32 hex digits of its process on the wire.
     Server(Instance),
 }
@@ -465,7 +465,7 @@ impl Opener {
     pub fn verified(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
         match (peer, sent) {
             (Remote::Edge(node), _) => Some(Self::Node(node.clone())),
-            (Remote::Client(client), _) => Some(Self::Client(client.clone())),
+            (Remote::User(client), _) => Some(Self::User(client.clone())),
             (Remote::Peer, Some(Self::Server(_))) => instance.map(Self::Server),
             (Remote::Peer | Remote::Server(_), sent) => sent,
         }
@@ -477,7 +477,7 @@ impl Opener {
     pub fn source(&self) -> String {
         match self {
             Self::Node(node) => format!("node {node}"),
-            Self::Client(client) => client.user.to_string(),
+            Self::User(client) => client.user.to_string(),
             Self::Server(_) => String::new(),
         }
     }
@@ -487,7 +487,7 @@ impl fmt::Display for Opener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(node) => write!(f, "node/{node}"),
-            Self::Client(client) => write!(f, "client/{client}"),
+            Self::User(client) => write!(f, "client/{client}"),
             Self::Server(instance) => write!(f, "server/{instance}"),
         }
     }
@@ -500,7 +500,7 @@ impl FromStr for Opener {
         let (kind, name) = text.split_once('/').ok_or(ParseOpenerError)?;
         match kind {
             "node" => name.parse().map(Self::Node).map_err(|_| ParseOpenerError),
-            "client" => name.parse().map(Self::Client).map_err(|_| ParseOpenerError),
+            "client" => name.parse().map(Self::User).map_err(|_| ParseOpenerError),
             "server" => name.parse().map(Self::Server).map_err(|_| ParseOpenerError),
             _ => Err(ParseOpenerError),
         }
@@ -517,7 +517,7 @@ mod tests {
         let edge = Remote::Edge("edge-1".parse().unwrap());
         let (other, cloud) = (Remote::Peer, Remote::Server("edge-2".parse().unwrap()));
         let forged = "server/0000000000000000000000000000000b";
-        let (laptop, alice) = (Remote::Client("alice/laptop".parse().unwrap()), "client/alice/laptop");
+        let (laptop, alice) = (Remote::User("alice/laptop".parse().unwrap()), "client/alice/laptop");
         for (peer, claimed, expected) in [
             (&laptop, None, Some(alice)),
             (&laptop, Some("client/bob/laptop"), Some(alice)),

@@ -67,7 +67,7 @@ pub enum LinkCaller {
     /// An edge, with a token that proves its name.
     Edge(EdgeHello),
     /// A user's program, which is not authenticated yet. It is never plain.
-    Client(UserHello),
+    User(UserHello),
     /// Another server, which has presented the cloud's certificate. It is never plain.
     Peer {
         /// The server's process.
@@ -103,7 +103,7 @@ pub enum HelloError {
     PlainPeer,
     /// A caller with the role of a client does not speak the extended dialect.
     #[error("client does not speak the extended dialect")]
-    PlainClient,
+    PlainUser,
     /// The remote speaks another version of the extended dialect.
     #[error(transparent)]
     OtherVersion(#[from] OtherVersion),
@@ -125,7 +125,7 @@ impl LinkCaller {
     pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
         match headers.get(&ROLE).map(HeaderValue::as_bytes) {
             Some(PEER) => {}
-            Some(CLIENT) => return UserHello::from_request(headers).map(Self::Client),
+            Some(CLIENT) => return UserHello::from_request(headers).map(Self::User),
             _ => return EdgeHello::from_request(headers).map(Self::Edge),
         }
         if headers.contains_key(http::header::AUTHORIZATION) {
@@ -149,7 +149,7 @@ impl LinkCaller {
     pub fn instance(&self) -> Option<Instance> {
         match self {
             Self::Edge(hello) => hello.instance,
-            Self::Client(hello) => Some(hello.instance),
+            Self::User(hello) => Some(hello.instance),
             Self::Peer { instance, .. } => Some(*instance),
         }
     }
@@ -159,7 +159,7 @@ impl UserHello {
     /// Parses a request's metadata. Without `authorization`, the connection's certificate is the proof.
     fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let bad = |why: NameError| HelloError::BadName(why.to_string());
-        let instance = remote_instance(headers)?.ok_or(HelloError::PlainClient)?;
+        let instance = remote_instance(headers)?.ok_or(HelloError::PlainUser)?;
         let (proof, device) = match headers.get(http::header::AUTHORIZATION) {
             Some(text) => {
                 let members = AuthorizationMembers::read(text)?;
@@ -425,7 +425,7 @@ mod tests {
                 insert_bearer(&mut headers, &members);
             }
             let is_possible = match LinkCaller::from_request(&headers, certified) {
-                Ok(LinkCaller::Client(_)) => role == "client",
+                Ok(LinkCaller::User(_)) => role == "client",
                 Ok(LinkCaller::Peer { .. }) => role == "peer" && certified && !has_proof,
                 Ok(LinkCaller::Edge(_)) => has_proof && matches!(&*role, "edge" | "interactive"),
                 Err(_) => true,
@@ -556,7 +556,7 @@ mod tests {
             let hello = UserHello { is_backup, ..hello(proof) };
             for certified in [false, true] {
                 let caller = LinkCaller::from_request(&hello.request(), certified);
-                assert_eq!(caller, Ok(LinkCaller::Client(hello.clone())));
+                assert_eq!(caller, Ok(LinkCaller::User(hello.clone())));
             }
             assert!(EdgeHello::from_request(&hello.request()).is_err(), "an older server refuses the role");
         }
@@ -569,7 +569,7 @@ mod tests {
         assert!(matches!(LinkCaller::from_request(&as_client, true), Err(HelloError::BadName(_))));
         let mut plain = hello(token()).request();
         plain.remove("tunnel-dialect");
-        assert_eq!(LinkCaller::from_request(&plain, true), Err(HelloError::PlainClient));
+        assert_eq!(LinkCaller::from_request(&plain, true), Err(HelloError::PlainUser));
     }
 
     #[test]

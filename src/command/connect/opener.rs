@@ -5,20 +5,20 @@ use crate::command::client::ClientSettings;
 use crate::command::connect::port::ConnectPortClient;
 use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
 use crate::listener::denial::Denial;
-use crate::uplink::client::{ClientLinkError, ClientUplinks};
+use crate::uplink::client::{UserLinkError, UserUplinks};
 use tunnel_proto::names::Target;
 
 /// Opens sessions: at a CONNECT port, or over links of this process.
 pub(crate) enum SessionOpener {
     Port(ConnectPortClient),
-    Links(Box<ClientUplinks>, PrintLine),
+    Links(Box<UserUplinks>, PrintLine),
 }
 
 impl SessionOpener {
     /// Returns the CONNECT port that the settings name. Links to their servers instead if they name none.
     pub(crate) async fn reach(settings: ClientSettings, print_line: PrintLine) -> Result<Self, CommandError> {
         let Some(links) = settings.links else { return Ok(Self::Port(ConnectPortClient::new(&settings)?)) };
-        let links = ClientUplinks::connect(links).await.map_err(|why| no_link(&why))?;
+        let links = UserUplinks::connect(links).await.map_err(|why| no_link(&why))?;
         Ok(Self::Links(Box::new(links), print_line))
     }
 
@@ -52,12 +52,12 @@ impl SessionOpener {
 }
 
 /// Returns the error of a command that needs links, if there are none.
-pub(crate) fn no_link(why: &ClientLinkError) -> CommandError {
+pub(crate) fn no_link(why: &UserLinkError) -> CommandError {
     let text = format!("cannot link to a server: {why}");
     match why {
-        ClientLinkError::Config(_) => CommandError::unusable(text),
-        ClientLinkError::Denied(_) => CommandError::refused(text),
-        ClientLinkError::Unreachable(_) => CommandError::unavailable(text),
+        UserLinkError::Config(_) => CommandError::unusable(text),
+        UserLinkError::Denied(_) => CommandError::refused(text),
+        UserLinkError::Unreachable(_) => CommandError::unavailable(text),
     }
 }
 

@@ -13,7 +13,7 @@ use tracing::info_span;
 
 use super::page::{DOWNLOAD, LENGTH, MIB, PIECE, piece, read_head};
 use super::screen::{DemoScreen, GREEN, RED};
-use crate::uplink::client::ClientUplinks;
+use crate::uplink::client::UserUplinks;
 use tunnel_base::drain::Drain;
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
@@ -69,7 +69,7 @@ pub(crate) struct Download {
 
 impl Download {
     /// Starts the download from a target.
-    pub(crate) async fn start(links: &ClientUplinks, target: &Target) -> anyhow::Result<Self> {
+    pub(crate) async fn start(links: &UserUplinks, target: &Target) -> anyhow::Result<Self> {
         let mut session = ChunkStreamIo::new(links.open(target).await?);
         let request = format!("GET {DOWNLOAD} HTTP/1.1\r\nHost: {target}\r\n\r\n");
         session.write_all(request.as_bytes()).await?;

@@ -9,7 +9,7 @@ use crate::command::doctor::{DoctorArgs, DoctorFindings, WARN_BEFORE_EXPIRY_DAYS
 use crate::config::Environment;
 use crate::config::edge::ServerAddress;
 use crate::listener::denial::Denial;
-use crate::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
+use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use crate::uplink::link_dialer::messages;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{TlsClientConfig, Trust, certificate, pem};
@@ -62,7 +62,7 @@ pub(super) async fn check_client(
 }
 
 /// Returns what the user's program links with.
-fn caller(config: &ClientLinkConfig, path: &Path, found: &mut DoctorFindings) -> Option<Caller> {
+fn caller(config: &UserLinkConfig, path: &Path, found: &mut DoctorFindings) -> Option<Caller> {
     let (name, proof, identity) = match &config.proof {
         UserCredentials::Token(user, tokens) => {
             let token = tokens.load().first().map(|token| token.reveal().to_owned()).unwrap_or_default();
@@ -102,8 +102,8 @@ fn check_dates(file: &Path, found: &mut DoctorFindings) {
 }
 
 /// Opens a session to each target. Only a server knows the user's rights, and whether the node is connected.
-async fn check_targets(config: ClientLinkConfig, args: &DoctorArgs, found: &mut DoctorFindings) {
-    let links = match ClientUplinks::connect(config).await {
+async fn check_targets(config: UserLinkConfig, args: &DoctorArgs, found: &mut DoctorFindings) {
+    let links = match UserUplinks::connect(config).await {
         Ok(links) => links,
         Err(why) => return found.add_error("link", why.to_string(), "a link", "run this again"),
     };

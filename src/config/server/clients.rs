@@ -53,7 +53,7 @@ struct ClientConfigKeys {
 
 /// The access of users' programs that link to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientLinksConfig {
+pub struct UserAccessConfig {
     /// What users may reach, from where, and which names of certificates are users.
     pub access: AccessConfig,
     /// Users who may send requests of operators.
@@ -69,7 +69,7 @@ pub const TABLE: &str = "server.clients";
 pub(crate) fn read(
     server: &mut ConfigTableReader<'_>,
     report: &mut ConfigDiagnostics,
-) -> Option<ClientLinksConfig> {
+) -> Option<UserAccessConfig> {
     let mut table = server.table("clients", report);
     let keys: ClientConfigKeys = table.fields(report);
     listen_tls::require_names(&table, report);
@@ -87,5 +87,5 @@ pub(crate) fn read(
     let rules = rules.filter(|rules| !rules.is_empty()).unwrap_or_else(Rules::none);
     let access =
         AccessConfig { allow_from, rules, names: names.unwrap_or_default(), ..AccessConfig::default() };
-    is_present.then_some(ClientLinksConfig { access, admins, client_ca })
+    is_present.then_some(UserAccessConfig { access, admins, client_ca })
 }

@@ -48,7 +48,7 @@ fn send_on(message: &StreamMsg) {
     );
     let Ok(node) = message.node.parse::<NodeName>() else { return };
     let Ok(client) = "alice/laptop".parse() else { return };
-    for peer in [Remote::Edge(node), Remote::Client(client), Remote::Peer] {
+    for peer in [Remote::Edge(node), Remote::User(client), Remote::Peer] {
         let Ok(frame) = from_message(message.clone(), &peer) else { continue };
         let again = from_message(to_message(frame.clone()), &peer);
         // A pong without a number comes from a plain remote, whose pongs equal its pings.

@@ -113,7 +113,7 @@ async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
     wait_until("all frames of sessions are dropped", || dropped("unknown_session") == 18).await;
     wait_until("frames about a node are dropped", || dropped("wrong_node") == 2).await;
     // Neither the id nor a forged opener takes over the session of another device.
-    let opener = Some(Opener::Client("alice/phone".parse().unwrap()));
+    let opener = Some(Opener::User("alice/phone".parse().unwrap()));
     let resume = resume_frame(&at("node1", echo), None, opener);
     let why = refused(&mut call, (session.id(), SessionCategory::Ssh), &node, resume).await;
     assert_eq!(why.code, ErrorCode::UnknownSession);
@@ -221,7 +221,7 @@ async fn a_request_is_judged_by_its_target_and_its_proof_whatever_else_it_claims
     let mut call = scripted(&place, &server).await;
     let openers = [
         None,
-        Some(Opener::Client("bob/laptop".parse().unwrap())),
+        Some(Opener::User("bob/laptop".parse().unwrap())),
         Some(Opener::Node("other1".parse().unwrap())),
         Some(Opener::Server(server.server.table.instance())),
     ];

@@ -6,7 +6,7 @@ use http::HeaderMap;
 use tonic::Code;
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::invitations::store::SecretHash;
-use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
+use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::IdentityFiles;
@@ -41,10 +41,10 @@ pub(crate) async fn server(place: &TestDir, more: &str) -> TestServer {
 }
 
 /// Returns what a device's program links with.
-pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinkConfig {
+pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> UserLinkConfig {
     let UserDevice { user, device } = client.parse().unwrap();
     let tokens = ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)]);
-    ClientLinkConfig {
+    UserLinkConfig {
         tls_server_name: None,
         servers: servers.iter().map(|at| Target::from(*at)).collect(),
         device,
@@ -55,12 +55,12 @@ pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> C
 }
 
 /// Links a device's program.
-pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientUplinks {
-    ClientUplinks::connect(config(place, client, servers)).await.unwrap()
+pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> UserUplinks {
+    UserUplinks::connect(config(place, client, servers)).await.unwrap()
 }
 
 /// Opens a session. Returns the error text if it is refused.
-pub(crate) async fn open(links: &ClientUplinks, target: &str) -> Result<Session, String> {
+pub(crate) async fn open(links: &UserUplinks, target: &str) -> Result<Session, String> {
     links.open(&target.parse().unwrap()).await.map_err(|error| error.to_string())
 }
 

@@ -234,7 +234,7 @@ async fn a_user_gets_the_place_that_her_server_has_chosen_and_a_peer_gets_none()
     };
     let opened = |place| SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place };
     for (peer, chosen) in [
-        (Remote::Client("alice/laptop".parse().unwrap()), place("edge1", "10.0.0.1:8080")),
+        (Remote::User("alice/laptop".parse().unwrap()), place("edge1", "10.0.0.1:8080")),
         (Remote::Peer, None),
     ] {
         let relay = Relay { client: link(1, peer), ..Relay::new() };

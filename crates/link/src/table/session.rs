@@ -443,7 +443,7 @@ impl SharedSession {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
             Some(SessionFrame::Opened { instance, place, .. }) => {
                 *instance = self.table.upgrade().map(|table| table.instance());
-                if let SessionOrigin::Remote { opener: Some(Opener::Client(_)), target } = &self.origin {
+                if let SessionOrigin::Remote { opener: Some(Opener::User(_)), target } = &self.origin {
                     *place = Some(Box::new((self.key.node.clone(), target.clone())));
                 }
             }

@@ -338,7 +338,7 @@ mod tests {
     use super::*;
 
     fn client() -> Remote {
-        Remote::Client("alice/laptop".parse().unwrap())
+        Remote::User("alice/laptop".parse().unwrap())
     }
 
     fn any_session_frame() -> impl Strategy<Value = SessionFrame> {
@@ -356,7 +356,7 @@ mod tests {
         let opener = || {
             prop::option::of(prop_oneof![
                 "[a-z]{1,20}".prop_map(|name| Opener::Node(name.parse().unwrap())),
-                "[a-z]{1,9}/[a-z]{1,9}".prop_map(|name| Opener::Client(name.parse().unwrap())),
+                "[a-z]{1,9}/[a-z]{1,9}".prop_map(|name| Opener::User(name.parse().unwrap())),
                 any::<u128>().prop_map(|bits| Opener::Server(Instance::from_bits(bits))),
             ])
         };
