@@ -120,7 +120,7 @@ pub struct SessionConfig {
     pub superedge_idle_timeout: Duration,
     /// Maximum number of bytes that sessions may reserve for incoming data. Default: a third of the memory limit, at
     /// most 256MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
-    /// remotes that speak only SuperEdge's dialect. The metrics tunnel_buffer_bytes and tunnel_buffer_limit_bytes
+    /// programs of SuperEdge. The metrics tunnel_buffer_bytes and tunnel_buffer_limit_bytes
     /// report each.
     ///
     /// Example: `"256MiB"`

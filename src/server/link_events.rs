@@ -1,4 +1,4 @@
-//! Events of links at a server: sessions to relay or to dial, paths, and the bridge to the plain dialect.
+//! Events of links at a server: sessions to relay or to dial, paths, and the bridge to plain remotes.
 
 pub(crate) mod bridge;
 pub(crate) mod edge_access;

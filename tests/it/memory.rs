@@ -180,7 +180,7 @@ async fn unfinished_messages_of_plain_links_leave_half_of_the_budget_to_others()
     assert!(server.link("short").is_some());
 }
 
-/// A session of a hostile edge that speaks the extended dialect, with its send limit.
+/// A session of a hostile edge that is of this program, with its send limit.
 struct ExtendedSession {
     id: SessionId,
     sent: u64,

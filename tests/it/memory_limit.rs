@@ -30,7 +30,7 @@ enum Unfinished {
     Joins,
     /// A plain node's message of 4 MiB without its last quarter.
     Message,
-    /// The same of a node of the extended dialect.
+    /// The same of a node of this program.
     ExtendedMessage,
     /// 60 KiB of a head.
     Head,

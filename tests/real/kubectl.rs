@@ -96,8 +96,8 @@ fn kubectl_reaches_nodes_of_peers_survives_outages_and_reports_errors() {
     assert_kubectl_reports(&cluster, "this edge may not dial");
 }
 
-/// SuperEdge's installer put v0.9 onto edges. A cluster is moved to servers of this program before its edges are. Its
-/// dialect has no flow control, so the test has no client that stops reading.
+/// SuperEdge's installer put v0.9 onto edges. A cluster is moved to servers of this program before its edges are. It
+/// has no flow control, so the test has no client that stops reading.
 #[test]
 fn logs_exec_and_cp_work_through_an_edge_of_v0_9() {
     let (Some(program), Some(cluster)) = (plain_peer(), Cluster::start(Way::Egress)) else { return };

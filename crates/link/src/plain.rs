@@ -1,4 +1,4 @@
-//! Links to a plain remote: a program of SuperEdge, which speaks its own dialect.
+//! Links to a plain remote: a program of SuperEdge.
 //!
 //! Such a remote knows no limits, no half-close, no resume and no signals. Everything that it lacks is done here on its
 //! behalf, so that sessions and the read loop handle only this program's own frames. A message may stand for several
@@ -131,7 +131,7 @@ impl PlainRemote {
     }
 }
 
-/// The reading direction of a link to a [`PlainRemote`]. It has backpressure, which the dialect lacks.
+/// The reading direction of a link to a [`PlainRemote`]. It has backpressure, which such a remote lacks.
 #[derive(Debug)]
 pub(crate) struct PlainRemoteReader {
     remote: Arc<PlainRemote>,
@@ -204,7 +204,7 @@ impl PlainRemoteReader {
     ///
     /// # Errors
     ///
-    /// The message is longer than a link of the extended dialect accepts, and half of the budget is in use.
+    /// The message is longer than other remotes may send, and half of the budget is in use.
     pub(crate) fn charge_unfinished(&mut self, bytes: usize) -> Result<(), DecodeError> {
         self.unfinished.resize(bytes);
         let all = &self.remote.shared.unread;
@@ -262,10 +262,10 @@ impl PlainRemoteReader {
             let node = link.peer.node().map_or("", NodeName::as_str);
             limited!(
                 self.metrics.refusals.may_log_about("plain_remote", node) => info,
-                link = %link.id, generation = name, "remote is a program of SuperEdge"
+                link = %link.id, dialect = name, "remote is a program of SuperEdge"
             );
         } else {
-            debug!(link = %link.id, generation = name, "remote is of another generation than before");
+            debug!(link = %link.id, dialect = name, "remote is of another generation than before");
         }
     }
 

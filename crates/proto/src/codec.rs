@@ -157,7 +157,7 @@ const PREFIX: usize = 5;
 const DATA_TAG: u8 = 5 << 3 | 2;
 /// Maximum length in bytes of a message of a plain remote: gRPC's default limit.
 pub const MAX_BYTES: usize = 4 * 1024 * 1024;
-/// The same for the extended dialect. Its longest messages are Data, of 64 KiB, and a page of 500 nodes, of about 90 KiB.
+/// The same of other remotes. Their longest messages are Data, of 64 KiB, and a page of 500 nodes, of about 90 KiB.
 pub const MAX_EXTENDED_BYTES: usize = 128 * 1024;
 /// Data shorter than this, or than half of the piece that it came in, is copied: a slice keeps the whole piece alive. A
 /// read buffer is seldom longer than [`MAX_RESERVED`], and this is a quarter of that.

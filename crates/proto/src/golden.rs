@@ -56,7 +56,7 @@ fn resume() -> SessionFrame {
 
 const SERVER: &str = "server/0102030405060708090a0b0c0d0e0f10";
 
-/// Returns every session frame of the extended dialect.
+/// Returns every session frame.
 fn session_frames() -> Vec<(&'static str, SessionFrame)> {
     vec![
         ("open, to its server", open(None)),
@@ -77,7 +77,7 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
     ]
 }
 
-/// Returns every other frame of the extended dialect, with the remote that receives it.
+/// Returns every other frame, with the remote that receives it.
 fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
     let edge = Remote::Edge(node());
     let cloud = Remote::Server(node());

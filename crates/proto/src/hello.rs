@@ -98,18 +98,18 @@ pub enum HelloError {
         "server presented no valid certificate; use the cloud's certificate and set the CA file on this side"
     )]
     NoCertificate,
-    /// A caller with the role of a server does not speak the extended dialect.
-    #[error("server does not speak the extended dialect")]
+    /// A caller with the role of a server is plain.
+    #[error("server announces no version of the protocol")]
     PlainPeer,
-    /// A caller with the role of a client does not speak the extended dialect.
-    #[error("client does not speak the extended dialect")]
+    /// A caller with the role of a client is plain.
+    #[error("client announces no version of the protocol")]
     PlainUser,
-    /// The remote speaks another version of the extended dialect.
+    /// The remote speaks another version of the protocol.
     #[error(transparent)]
     OtherVersion(#[from] OtherVersion),
 }
 
-/// The remote speaks another version of the extended dialect, so neither end understands the other.
+/// The remote speaks another version of the protocol, so neither end understands the other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the remote speaks version {remote:?} of the protocol, and this program version {VERSION}; \
@@ -340,7 +340,7 @@ fn remote_instance(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion
     }
 }
 
-/// Version of the extended dialect. A change that a remote without it would misunderstand needs a new number.
+/// Version of the protocol. A change that a remote without it would misunderstand needs a new number.
 const VERSION: &str = "4";
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");

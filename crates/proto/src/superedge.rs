@@ -1,4 +1,4 @@
-//! Represents a remote with the plain dialect: translates frames to SuperEdge's messages, and back.
+//! Represents a plain remote: translates frames to SuperEdge's messages, and back.
 //!
 //! Two generations are served (docs/reference/superedge-wire.md#generations), and [`generations`] finds out which one a
 //! remote is. What only one of them does is in this module for the newest, and in [`g4`] for v0.8 and v0.9. A session

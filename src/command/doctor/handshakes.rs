@@ -124,7 +124,7 @@ async fn secure(
     }
 }
 
-/// Opens a link as the caller does, and closes it at once. Only this tests whether token, name and dialect are
+/// Opens a link as the caller does, and closes it at once. Only this tests whether token, name and version are
 /// accepted. `before` are the findings of earlier checks. Returns true if the server has answered.
 async fn call(
     caller: &Caller,
@@ -149,7 +149,7 @@ async fn call(
         Ok(reader) => {
             found.add_ok("token", format!("{} accepts it for {}", server.at, caller.name));
             if !reader.link.abilities.resumes {
-                let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
+                let text = "the server is a program of SuperEdge, so a session ends with its link";
                 found.add_warning("dialect", text, "run this program as the server too");
             } else {
                 found.add_ok("dialect", reader.link.generation());

@@ -16,7 +16,7 @@ fuzz_target!(|input: (bool, &[u8])| {
     let (to_edge, stream) = input;
     let node: tunnel_proto::names::NodeName = "node1".parse().expect("a name");
     let mut now = Instant::now();
-    let mut codec = SuperEdgeTranslator::new(node.clone(), to_edge, Duration::from_secs(60), now);
+    let mut translator = SuperEdgeTranslator::new(node.clone(), to_edge, Duration::from_secs(60), now);
     let mut decoder = Decoder::default();
     decoder.push(Bytes::copy_from_slice(stream));
     let (mut messages, mut sessions, mut sent) = (0, Vec::new(), 0);
@@ -24,24 +24,24 @@ fuzz_target!(|input: (bool, &[u8])| {
         messages += 1;
         // Its length decides what this end does, so that the fuzzer chooses.
         let step = message.data.len();
-        if let PlainEvent::Session(Decoded { id, category, .. }) = codec.handle_message(message, now) {
+        if let PlainEvent::Session(Decoded { id, category, .. }) = translator.handle_message(message, now) {
             sessions.push((id, category));
         }
         if let Some((id, category)) = sessions.last().copied() {
             let body = FrameKind::Session(id, category, answer(step));
-            codec.send_frame(Frame { node: node.clone(), body }, now);
+            translator.send_frame(Frame { node: node.clone(), body }, now);
         }
         now += Duration::from_secs(u64::try_from(step % 16).unwrap_or(0));
-        for id in codec.due(now) {
-            codec.handle_due(id, step.is_multiple_of(2), now);
+        for id in translator.due(now) {
+            translator.handle_due(id, step.is_multiple_of(2), now);
         }
-        sent += std::iter::from_fn(|| codec.next_message())
+        sent += std::iter::from_fn(|| translator.next_message())
             .map(|sent| sent.topic.len() + sent.addr.len())
             .sum::<usize>();
     }
     assert!(sent <= 10_000 * (messages + 1), "{sent} bytes for {messages} messages");
     for (id, _) in sessions {
-        codec.give_up_early(id);
+        translator.give_up_early(id);
     }
 });
 

@@ -63,7 +63,7 @@ async fn what_proves_a_user_never_proves_an_edge_or_a_server_nor_the_other_way_r
         ("an edge's hello as a client", None, as_role(edge(TOKEN), "client"), Code::Unknown),
         ("a user's hello as an edge", None, as_role(user_token(), "edge"), Code::Unknown),
         ("a user's hello as an interactive link", None, as_role(user_token(), "interactive"), Code::Unknown),
-        ("a user without our dialect", None, plain, Code::Unknown),
+        ("a user without our version", None, plain, Code::Unknown),
         ("a device that has not joined", None, tablet.request(), Code::Unauthenticated),
         ("a user's token as an edge", None, edge(USER_TOKEN), Code::Unauthenticated),
         ("a user's certificate as an edge", Some(&alice), edge(USER_TOKEN), Code::Unauthenticated),

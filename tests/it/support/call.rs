@@ -93,12 +93,12 @@ impl Call {
         self.sender.send(bytes).await.is_ok()
     }
 
-    /// Sends a session frame in the extended dialect.
+    /// Sends a session frame of this program.
     pub(crate) async fn send_session(&self, id: SessionId, frame: SessionFrame) {
         self.send(self.message(id, frame)).await;
     }
 
-    /// Returns the message of a session frame in the extended dialect.
+    /// Returns the message of a session frame of this program.
     pub(crate) fn message(&self, id: SessionId, frame: SessionFrame) -> StreamMsg {
         message(&self.node, id, frame)
     }
@@ -202,7 +202,7 @@ impl Call {
     }
 }
 
-/// Returns the message of a session frame in the extended dialect.
+/// Returns the message of a session frame of this program.
 pub(crate) fn message(node: &NodeName, id: SessionId, frame: SessionFrame) -> StreamMsg {
     to_message(Frame { node: node.clone(), body: FrameKind::Session(id, SessionCategory::Ssh, frame) })
 }

@@ -1,4 +1,4 @@
-// Plainpeer speaks the plain dialect as either end, with grpc-go. The tests run the program against it.
+// Plainpeer is a plain remote as either end, with grpc-go. The tests run the program against it.
 //
 //	plainpeer edge  --cloud ADDR --ca FILE --name SERVERNAME --node NAME --token TOKEN
 //	plainpeer cloud --listen ADDR --connect ADDR --cert FILE --key FILE --token TOKEN

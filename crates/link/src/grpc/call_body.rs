@@ -23,7 +23,7 @@ pub(crate) enum CallBody {
     /// Nothing: the call was rejected.
     #[default]
     Refused,
-    /// A heartbeat, until the server has answered and its dialect is known.
+    /// A heartbeat, until the server has answered and is known to be plain or not.
     Greeting {
         /// The heartbeat, until it is sent.
         first: Option<EncodedMessage>,

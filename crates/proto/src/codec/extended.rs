@@ -1,4 +1,4 @@
-//! The extended dialect: neutral frames as messages, and back.
+//! Frames of this program as messages, and back.
 
 use crate::codec::proto;
 use std::time::Duration;
@@ -318,7 +318,7 @@ pub fn heartbeat(node: &NodeName) -> StreamMsg {
 
 /// Category of frames about the link itself.
 pub const STREAM: &str = "stream";
-/// Type of a ping in both dialects.
+/// Type of a ping, also of plain remotes.
 pub const HEARTBEAT: &str = "heartbeat";
 const PONG: &str = "pong";
 const FIND: &str = "find";
