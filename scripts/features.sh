@@ -15,8 +15,8 @@ export RUSTFLAGS=-Dwarnings CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/feature
 # Compiles the program with these features, and prints the files of the project that the compiler has read.
 compiled() {
   local artifacts
-  artifacts=$(cargo check --quiet --locked --package tunnel --no-default-features --features "$1" --message-format json |
-    grep -o '"[^"]*/deps/libtunnel[^"]*\.rmeta"')
+  artifacts=$(cargo check --quiet --locked --package tunnel --no-default-features --features "$1" \
+    --message-format json-render-diagnostics | grep -o '"[^"]*/deps/libtunnel[^"]*\.rmeta"') || return
   sed 's|^"\(.*\)/lib\(.*\)rmeta"$|\1/\2d|' <<<"$artifacts" | xargs cat | tr ' ' '\n' | grep '\.rs$' | sort -u
 }
 

@@ -4,6 +4,7 @@
 //! and `_`, so both are ignored here too.
 
 pub(crate) mod rows;
+mod values;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +17,8 @@ use toml::de::{DeTable, DeValue};
 use crate::config::cluster;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::superedge::rows::{EDGE, KeyTranslation, SERVER, ValueConversion};
-use crate::config::value::{ValueError, suggestion};
+use crate::config::superedge::values::ValueError;
+use crate::config::value::suggestion;
 use crate::config::{Environment, ParsedConfig, WarningKind, value};
 
 use ValueConversion::{Dropped, Filled, List, Port, Split, TlsVersion};
@@ -37,7 +39,7 @@ pub fn convert(text: &str) -> ParsedConfig<toml::Table> {
     let file = translate_for(TranslationPurpose::Convert, file, &mut report);
     let table = file
         .iter()
-        .map(|(name, value)| (name.get_ref().to_string(), value::plain(value.get_ref())))
+        .map(|(name, value)| (name.get_ref().to_string(), values::plain(value.get_ref())))
         .collect();
     report.finish(text, table)
 }
@@ -130,7 +132,7 @@ fn spell(row: &TranslationRow, role: &str, shown: &str, report: &mut ConfigDiagn
     else {
         return;
     };
-    let full = |path: &[String]| format!("{role}.{}", value::path(path));
+    let full = |path: &[String]| format!("{role}.{}", values::path(path));
     report.spelling.0.entry(full(&row.new)).or_insert_with(|| format!("{shown}.{}", row.written));
     report.spelling.0.entry(full(table)).or_insert_with(|| format!("{shown}.{old_table}"));
 }
@@ -345,7 +347,7 @@ impl<'t> Translation<'_, 't> {
             if path != &[PROXY, "ip"] && path != &[PROXY, "proxyip"] {
                 continue;
             }
-            match value::parsed(value) {
+            match values::parsed(value) {
                 Ok(ip) => found = found.or(Some(ip)),
                 Err(wrong) => self.wrong(place, shown, wrong),
             }
@@ -359,8 +361,8 @@ impl<'t> Translation<'_, 't> {
         let find = |path: [&str; 3]| leaves.iter().find(|leaf| leaf.path == path);
         let mut text = |path| {
             let leaf = find(path)?;
-            let name = value::text(&leaf.value)
-                .and_then(|text| cluster::parse_name(&text).map_err(|why| value::wrong(&leaf.value, why)))
+            let name = values::text(&leaf.value)
+                .and_then(|text| cluster::parse_name(&text).map_err(|why| values::wrong(&leaf.value, why)))
                 .map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
             name.ok().flatten().map(|name| (name, leaf))
         };
@@ -369,7 +371,7 @@ impl<'t> Translation<'_, 't> {
         let newer = text(["stream", "register", "service"]);
         let service = newer.or(older);
         if let Some(leaf) = find(["stream", "dns", "debug"]) {
-            match value::flag(&leaf.value) {
+            match values::flag(&leaf.value) {
                 Ok(false) => {}
                 Ok(true) => {
                     let text = "true: no names are published and no peers searched, so [server.dns] and [server.peers] are absent";
@@ -410,7 +412,7 @@ impl<'t> Translation<'_, 't> {
     }
 
     fn full(&self, path: &[String]) -> String {
-        format!("{}.{}", self.role, value::path(path))
+        format!("{}.{}", self.role, values::path(path))
     }
 
     /// Sets a key of the schema. Two spellings of a table whose keys the user chose may have one of them with a value
@@ -488,9 +490,9 @@ fn changed<'t>(
     Ok(Some(match (change, value) {
         (Dropped, _) => return Ok(None),
         (Port(default), value) => {
-            let port = value::port_number(&value)?;
+            let port = values::port_number(&value)?;
             let ip = ip.map_or_else(
-                || default.parse().map_err(|_| value::wrong(&value, "expected an address")),
+                || default.parse().map_err(|_| values::wrong(&value, "expected an address")),
                 Ok,
             )?;
             DeValue::String(SocketAddr::new(ip, port).to_string().into())
@@ -509,7 +511,7 @@ fn changed<'t>(
             "VersionTLS12" => DeValue::String("1.2".into()),
             "VersionTLS13" => DeValue::String("1.3".into()),
             "VersionTLS10" | "VersionTLS11" => DeValue::String(text),
-            _ => return Err(value::wrong(&DeValue::String(text), "expected VersionTLS12 or VersionTLS13")),
+            _ => return Err(values::wrong(&DeValue::String(text), "expected VersionTLS12 or VersionTLS13")),
         },
         (_, value) => value,
     }))

@@ -1,54 +1,11 @@
-//! Readers for single values: each returns the parsed value or a description of the error.
+//! Single values: their forms in messages, units, and hints for misspelt keys.
 
 pub(crate) mod forms;
-
-use std::fmt;
-use std::str::FromStr;
 
 use strsim::osa_distance;
 use toml::de::{DeInteger, DeValue};
 
 use crate::config::value::forms::MAX_EXCERPT;
-
-/// The error of parsing a config value: what was found, and what is allowed.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ValueError {
-    /// The value found; never a secret.
-    pub(crate) found: String,
-    /// What is allowed.
-    pub(crate) expected: String,
-}
-
-/// Reads a text, possibly empty.
-pub(crate) fn text(value: &DeValue<'_>) -> Result<String, ValueError> {
-    match value {
-        DeValue::String(text) => Ok(text.to_string()),
-        other => Err(wrong(other, "expected a text in quotes")),
-    }
-}
-
-/// Reads a boolean.
-pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, ValueError> {
-    match value {
-        DeValue::Boolean(flag) => Ok(*flag),
-        other => Err(wrong(other, "expected true or false")),
-    }
-}
-
-/// Reads a text with a parser: a node's name, a network, a target.
-pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, ValueError> {
-    text(value)?.parse().map_err(|error: T::Err| wrong(value, error))
-}
-
-/// Reads a TCP port, as a number or (as in some of SuperEdge's files) a text. 0 means any free port.
-pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, ValueError> {
-    let port = match value {
-        DeValue::Integer(number) => integer(number).and_then(|n| u16::try_from(n).ok()),
-        DeValue::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
-        _ => None,
-    };
-    port.ok_or_else(|| wrong(value, "expected a port: a number from 0 to 65535"))
-}
 
 /// Formats a value for a message, shortened.
 pub(crate) fn shown(value: &DeValue<'_>) -> String {
@@ -90,21 +47,6 @@ pub(super) fn suggestion<'k>(unknown: &str, known: impl Iterator<Item = &'k str>
 /// Maximum number of known keys that a hint lists.
 const MAX_SUGGESTED: usize = 8;
 
-/// Returns a key by its parts. Names that the user chose are in quotes.
-pub(crate) fn path(parts: &[String]) -> String {
-    let bare = |part: &str| {
-        part.starts_with(|first: char| first.is_ascii_lowercase())
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-    };
-    let part = |part: &String| if bare(part) { part.clone() } else { format!("\"{}\"", excerpt(part)) };
-    parts.iter().map(part).collect::<Vec<_>>().join(".")
-}
-
-/// Returns an error about a value that may be displayed.
-pub(crate) fn wrong(value: &DeValue<'_>, expected: impl fmt::Display) -> ValueError {
-    ValueError { found: shown(value), expected: expected.to_string() }
-}
-
 /// Returns the kind of a value, for messages that must not repeat the value.
 pub(crate) fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
@@ -122,27 +64,6 @@ pub(crate) fn kind(value: &DeValue<'_>) -> &'static str {
 /// Returns a number of the file, if it is not too large.
 pub(crate) fn integer(number: &DeInteger<'_>) -> Option<i64> {
     i64::from_str_radix(number.as_str(), number.radix()).ok()
-}
-
-/// Returns a value without its place in the file.
-pub(crate) fn plain(value: &DeValue<'_>) -> toml::Value {
-    match value {
-        DeValue::String(text) => toml::Value::String(text.to_string()),
-        DeValue::Integer(number) => {
-            integer(number).map_or_else(|| number.to_string().into(), toml::Value::Integer)
-        }
-        DeValue::Float(number) => {
-            number.to_string().parse().map_or_else(|_| number.to_string().into(), toml::Value::Float)
-        }
-        DeValue::Boolean(flag) => toml::Value::Boolean(*flag),
-        DeValue::Datetime(time) => toml::Value::Datetime(*time),
-        DeValue::Array(items) => items.iter().map(|item| plain(item.get_ref())).collect::<Vec<_>>().into(),
-        DeValue::Table(table) => {
-            let entries =
-                table.iter().map(|(name, value)| (name.get_ref().to_string(), plain(value.get_ref())));
-            toml::Value::Table(entries.collect())
-        }
-    }
 }
 
 /// Returns the number multiplied by its unit; `None` if the unit is missing or the product overflows.
@@ -202,15 +123,6 @@ mod tests {
         }
         for bad in ["4", "4MB", "4M", "99999999999GiB", "é"] {
             assert!(any_size(bad).unwrap_err().contains("unit"), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_port_may_be_quoted() {
-        let quoted = |text: &str| DeValue::String(text.to_owned().into());
-        assert_eq!(port_number(&quoted("51009")), Ok(51009));
-        for bad in ["", "+1", "65536", " 1", "1.0", "ssh"] {
-            assert!(port_number(&quoted(bad)).is_err(), "{bad}");
         }
     }
 
