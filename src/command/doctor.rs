@@ -88,11 +88,11 @@ struct Finding {
     /// What was found.
     found: String,
     /// What was expected.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    expected: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    expected: String,
     /// A hint what to do.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hint: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    hint: String,
 }
 
 /// The outcome of one check of `tunnel doctor`.
@@ -190,16 +190,16 @@ impl DoctorFindings {
     /// Returns all results as text, a few lines each.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for Finding { check, status: state, found, expected: expectation, hint } in &self.0 {
-            let state = match state {
+        for Finding { check, status, found, expected, hint } in &self.0 {
+            let state = match status {
                 CheckStatus::Ok => "ok",
                 CheckStatus::Warning => "warn",
                 CheckStatus::Error => "FAIL",
             };
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{state:4} {check:18} {found}");
-            for (what, given) in [("expected", expectation), ("hint", hint)] {
-                if let Some(given) = given {
+            for (what, given) in [("expected", expected), ("hint", hint)] {
+                if !given.is_empty() {
                     let _ = writeln!(text, "     {what:>18} {given}");
                 }
             }
@@ -241,19 +241,13 @@ impl DoctorFindings {
     fn add(
         &mut self,
         check: &'static str,
-        state: CheckStatus,
+        status: CheckStatus,
         found: impl Into<String>,
-        expectation: &str,
+        expected: &str,
         hint: &str,
     ) {
-        let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        self.0.push(Finding {
-            check,
-            status: state,
-            found: found.into(),
-            expected: given(expectation),
-            hint: given(hint),
-        });
+        let found = found.into();
+        self.0.push(Finding { check, status, found, expected: expected.into(), hint: hint.into() });
     }
 }
 

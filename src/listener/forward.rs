@@ -9,7 +9,6 @@ pub(crate) mod headers;
 pub mod idle_timer;
 pub mod message;
 pub(crate) mod requests;
-pub(crate) mod session_connection;
 pub mod upstream;
 
 use std::convert::Infallible;
@@ -137,29 +136,24 @@ async fn finish<C: Connection>(
     exchange: RequestForwarder<'_>,
     context: &ListenerContext,
 ) -> AdmissionOutcome<C> {
-    let switched = exchange.end();
-    let error = match (ended, switched) {
-        (ConnectionEnd::Hyper(Ok(())), Some(session)) => {
+    match exchange.end() {
+        Some(session) if matches!(ended, ConnectionEnd::Hyper(Ok(()))) => {
             return AdmissionOutcome::Opened { session, socket, buffered };
         }
-        (ended, switched) => {
-            if let Some(opened) = switched {
-                let why = "the client's connection failed: it did not read the response";
-                opened.break_off("client_io_error", SessionError::new(ErrorCode::ConnectionFailed, why));
-            }
-            match ended {
-                ConnectionEnd::Hyper(ended) => ended.err(),
-                ConnectionEnd::TooSlow => {
-                    socket.set_reset_on_drop(false);
-                    return AdmissionOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
-                }
-                ConnectionEnd::Evicted => {
-                    socket.set_reset_on_drop(false);
-                    return AdmissionOutcome::Closed(Some(socket));
-                }
-                ConnectionEnd::Gone => return AdmissionOutcome::Failed { reason: "reset", socket: None },
-            }
+        Some(switched) => {
+            let why = "the client's connection failed: it did not read the response";
+            switched.break_off("client_io_error", SessionError::new(ErrorCode::ConnectionFailed, why));
         }
+        None => {}
+    }
+    let error = match ended {
+        ConnectionEnd::Hyper(ended) => ended.err(),
+        ConnectionEnd::Evicted => None,
+        ConnectionEnd::TooSlow => {
+            socket.set_reset_on_drop(false);
+            return AdmissionOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
+        }
+        ConnectionEnd::Gone => return AdmissionOutcome::Failed { reason: "reset", socket: None },
     };
     if error.as_ref().is_some_and(hyper::Error::is_user) {
         // A truncated response must not look complete.

@@ -53,7 +53,7 @@ pub(super) async fn check_client(
     check_servers(&caller, &servers, "servers in client.toml", proxy.as_ref(), &resolver, &mut made).await;
     let is_linked = made.0.iter().any(|finding| finding.check == "dialect");
     for finding in &mut made.0 {
-        finding.hint = finding.hint.take().map(messages::for_user);
+        finding.hint = messages::for_user(std::mem::take(&mut finding.hint));
     }
     found.0.append(&mut made.0);
     if is_linked && !args.target.is_empty() {

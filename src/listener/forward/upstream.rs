@@ -2,29 +2,33 @@
 
 use std::error::Error;
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use tracing::Span;
 
 use crate::listener::admission::ListenerContext;
 use crate::listener::admission::heads::{LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::listener::denial::Denial;
+use crate::listener::forward::PIECE_BYTES;
 use crate::listener::forward::head_meter::HeadMeter;
 use crate::listener::forward::message::{BodyNotRequested, RequestBody};
-use crate::listener::forward::session_connection::{HttpIo, HttpSession, concat};
 use crate::listener::requests::RequestRoute;
 use crate::session_io::copy::close::close_gracefully;
-use crate::session_io::copy::{CopyEnd, EndKind, Side};
+use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
 use crate::session_io::grants::Grant;
 use crate::session_io::{LocalParty, OpenSession};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
+use tunnel_net::ChunkStream;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -253,9 +257,91 @@ impl Inner {
     fn release(&mut self, error: Option<hyper::Error>) -> Option<ReleasedSession> {
         let parts = self.connection.take()?.into_parts();
         let (session, unread) = parts.io.into_inner().into_parts();
-        let ended = session.ended;
-        let opened = session.into_opened(concat(parts.read_buf, unread));
+        let HttpSession { mut opened, ended, .. } = session;
+        opened.buffered = [parts.read_buf, unread, opened.buffered].concat().into();
         Some(ReleasedSession { opened, ended, error, is_cut: false, answered: self.answered })
+    }
+}
+
+/// The connection that hyper reads and writes.
+type HttpIo = TokioIo<ChunkStreamIo<HttpSession>>;
+
+/// An open session that carries HTTP.
+///
+/// Discards bytes that the target no longer accepts: it may have responded already, and the next read returns the
+/// error.
+#[derive(Debug)]
+struct HttpSession {
+    opened: OpenSession,
+    up: Counter,
+    down: Counter,
+    /// The meter of the target's heads.
+    head: Arc<HeadMeter>,
+    /// How the target's end ended, if it did.
+    ended: Option<CopyEnd>,
+}
+
+impl HttpSession {
+    fn new(opened: OpenSession, metrics: &Metrics, head: Arc<HeadMeter>) -> Self {
+        let up = metrics.bytes_to_target.clone();
+        let down = metrics.bytes_to_client.clone();
+        Self { opened, up, down, head, ended: None }
+    }
+
+    fn note(&mut self, how: EndKind) {
+        self.ended.get_or_insert(CopyEnd { by: Side::B, how });
+    }
+}
+
+impl ChunkStream for HttpSession {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        self.head.admit()?;
+        let Self { opened: OpenSession { session, buffered, access, .. }, .. } = self;
+        if buffered.is_empty() {
+            let read = session.poll_read_chunk(cx);
+            if read.is_pending()
+                && let Poll::Ready(cause) = session.poll_lost(cx)
+            {
+                self.note(EndKind::WriteFailed(cause.kind()));
+                return Poll::Ready(Err(cause));
+            }
+            match ready!(read) {
+                Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
+                Ok(bytes) => {
+                    ByteCounter { one: &mut access.down, all: &self.down }.add(bytes.len());
+                    *buffered = bytes;
+                }
+                Err(cause) => {
+                    self.note(EndKind::ReadFailed(cause.kind()));
+                    return Poll::Ready(Err(cause));
+                }
+            }
+        }
+        let fits = self.opened.buffered.len().min(PIECE_BYTES);
+        self.head.add(fits);
+        Poll::Ready(Ok(self.opened.buffered.split_to(fits)))
+    }
+
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        let before = bytes.len();
+        let written = ready!(self.opened.session.poll_write_chunk(cx, bytes));
+        ByteCounter { one: &mut self.opened.access.up, all: &self.up }.add(before - bytes.len());
+        if let Err(cause) = written {
+            self.note(EndKind::WriteFailed(cause.kind()));
+            bytes.clear();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Err(cause) = ready!(self.opened.session.poll_flush(cx)) {
+            self.note(EndKind::WriteFailed(cause.kind()));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.opened.session.poll_finish(cx)
     }
 }
 
@@ -289,5 +375,4 @@ fn describe(error: &hyper::Error) -> String {
 const FINISHED: CopyEnd = CopyEnd { by: Side::A, how: EndKind::Finished };
 
 /// End of a session with a request in flight, because the client disconnected.
-const ABORTED: CopyEnd =
-    CopyEnd { by: Side::A, how: EndKind::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
+const ABORTED: CopyEnd = CopyEnd { by: Side::A, how: EndKind::ReadFailed(io::ErrorKind::ConnectionAborted) };
