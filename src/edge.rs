@@ -122,15 +122,15 @@ impl Edge {
         let authorities = settings.ca_files();
         let shown = settings.certificates();
         let certificate = settings.csr.clone();
-        let keeper = edge.reconnector(settings, files, pool.clone());
-        edge.spawn_upkeep(&keeper, pool);
+        let reconnector = edge.reconnector(settings, files, pool.clone());
+        edge.spawn_upkeep(&reconnector, pool);
         if let Some(settings) = certificate {
-            let reporter = keeper.clone();
+            let reporter = reconnector.clone();
             let report = move |of, state| reporter.set_certificate_state(of, state);
-            with_kubernetes!(api::csr::keep_edge(settings, &keeper.dialer.node, &edge.links, report), else ());
+            with_kubernetes!(api::csr::keep_edge(settings, &reconnector.dialer.node, &edge.links, report), else ());
         }
-        edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
-        edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run(None));
+        edge.links.spawn(info_span!("network"), reconnector.clone().follow_network());
+        edge.links.spawn(info_span!("link", node = %reconnector.dialer.node), reconnector.run(None));
         let admin = AdminContext {
             side: AdminProcess::Edge(edge.uplinks.clone()),
             table: edge.table.clone(),
@@ -294,9 +294,9 @@ impl Edge {
     }
 
     /// Starts the tasks that watch files and do periodic cleanup.
-    fn spawn_upkeep(&self, keeper: &Reconnector, pool: BufferPool) {
+    fn spawn_upkeep(&self, reconnector: &Reconnector, pool: BufferPool) {
         let links = &self.links;
-        let dialer = &keeper.dialer;
+        let dialer = &reconnector.dialer;
         self.files.watch("tokens", &dialer.tokens);
         self.files.watch("tls", &dialer.tls);
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));

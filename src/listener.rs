@@ -1,5 +1,5 @@
-//! Listeners for clients. A file describes one kind of listener: its table of settings, its ports, and how it serves a
-//! client. [`LISTENERS`] lists the kinds.
+//! Listeners for clients. [`LISTENERS`] lists the kinds; each has a file with its table of settings, its ports, and how it
+//! serves a client. The other files are what several kinds share.
 
 pub mod access;
 pub mod admission;

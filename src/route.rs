@@ -14,7 +14,7 @@ use crate::registry::{Finder, Path};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_link::link::Link;
-use tunnel_link::table::handles::{OpenOutcome, ParkedSession, Session};
+use tunnel_link::table::handles::{OpenOutcome, PathSearchRight, Session};
 use tunnel_link::table::session::AnyPermit;
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError};
@@ -232,10 +232,10 @@ impl SessionRouter {
 
     /// Searches for a new path until the session has one or has ended, or the resume timeout has passed.
     ///
-    /// At most one task searches per session, because there is at most one [`ParkedSession`] of it. If the new path is
-    /// lost before this task notices, the loop continues with the same [`ParkedSession`]. [`ParkedSession::needs_path`]
+    /// At most one task searches per session, because there is at most one [`PathSearchRight`] of it. If the new path is
+    /// lost before this task notices, the loop continues with the same [`PathSearchRight`]. [`PathSearchRight::needs_path`]
     /// releases it only if, under the session's lock, no path is needed. So no loss remains without a search.
-    pub async fn resume(&self, mut parked: ParkedSession) {
+    pub async fn resume(&self, mut parked: PathSearchRight) {
         let until = Instant::now() + self.resume_timeout;
         let node = parked.node().clone();
         let far = self.paths.call(&node);

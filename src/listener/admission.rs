@@ -1,5 +1,4 @@
-//! The common part of all listeners: access policies and their checks, connection permits, the timeout for request
-//! heads, opening and carrying sessions, metrics and logs.
+//! The common part of all listeners: access policies and their checks, permits, opening sessions, metrics and logs.
 //!
 //! A listener's protocol ([`ListenerProtocol`]) parses a client's first bytes into an [`OpenRequest`] and responds.
 

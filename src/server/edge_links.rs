@@ -37,7 +37,7 @@ use tunnel_proto::hello::EdgeHello;
 use tunnel_proto::names::NodeName;
 use tunnel_proto::state::LinkId;
 
-/// The links of edges to this server, each with the credentials for which it was accepted.
+/// Decides which edges may link here, and keeps their links, each with the credentials for which it was accepted.
 #[derive(Debug)]
 pub(crate) struct EdgeAuthenticator {
     tokens: ReloadedValue<NodeTokens>,
@@ -135,7 +135,7 @@ fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
 }
 
 impl EdgeAuthenticator {
-    /// Returns an empty list. [`Self::watch_revocations`] closes links.
+    /// Returns an authenticator without links. [`Self::watch_revocations`] closes those whose credentials end.
     pub(crate) fn new(
         tokens: ReloadedValue<NodeTokens>,
         enrolment: Option<Arc<SharedEnrolments>>,

@@ -100,9 +100,9 @@ impl UserUplinks {
     ///
     /// Returns the errors of all servers, or of a file.
     pub async fn connect(config: UserLinkConfig) -> Result<Self, UserLinkError> {
-        let (links, keeper) = Self::prepare(config)?;
-        let first = keeper.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await?;
-        links.keep(keeper, Some(first));
+        let (links, reconnector) = Self::prepare(config)?;
+        let first = reconnector.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await?;
+        links.keep(reconnector, Some(first));
         Ok(links)
     }
 
@@ -112,18 +112,19 @@ impl UserUplinks {
     ///
     /// Returns an error if a server denies the link, or of a file.
     pub async fn start(config: UserLinkConfig) -> Result<Self, UserLinkError> {
-        let (links, keeper) = Self::prepare(config)?;
-        let first = match keeper.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await {
+        let (links, reconnector) = Self::prepare(config)?;
+        let first = match reconnector.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await
+        {
             Ok(first) => Some(first),
             Err(denied @ UplinkFailure { is_denied: true, .. }) => return Err(denied.into()),
             // Dialled again at once, which is logged.
             Err(_) => None,
         };
-        links.keep(keeper, first);
+        links.keep(reconnector, first);
         Ok(links)
     }
 
-    /// Reads the files.
+    /// Reads the files, and makes what keeps the links, without dialling.
     fn prepare(config: UserLinkConfig) -> Result<(Self, Arc<Reconnector>), UserLinkError> {
         let metrics = Metrics::edge();
         let links = Drain::new();
@@ -138,7 +139,7 @@ impl UserUplinks {
         let uplinks = Uplinks::new(NodeName::none());
         let pool = BufferPool::new();
         let dialer = dialer(config, &link_context, pool.clone()).map_err(UserLinkError::Config)?;
-        let keeper = Arc::new(Reconnector {
+        let reconnector = Arc::new(Reconnector {
             dialer,
             link_context,
             backend: None,
@@ -154,19 +155,19 @@ impl UserUplinks {
             OPEN_TIMEOUT,
             RESUME_TIMEOUT,
         );
-        Ok((Self { route, uplinks, table, pool, metrics, links }, keeper))
+        Ok((Self { route, uplinks, table, pool, metrics, links }, reconnector))
     }
 
     /// Starts the tasks that keep the link, which is `first` or yet to be dialled.
-    fn keep(&self, keeper: Arc<Reconnector>, first: Option<NewLink>) {
+    fn keep(&self, reconnector: Arc<Reconnector>, first: Option<NewLink>) {
         let Self { route, table, pool, links, .. } = self;
         let files = FileWatcher::new(links);
-        files.watch("tls", &keeper.dialer.tls);
-        files.watch("tokens", &keeper.dialer.tokens);
+        files.watch("tls", &reconnector.dialer.tls);
+        files.watch("tokens", &reconnector.dialer.tokens);
         links.spawn(info_span!("upkeep"), table.clone().upkeep(pool.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), route.clone().resume_parked(links.clone()));
-        links.spawn(info_span!("network"), keeper.clone().follow_network());
-        links.spawn(info_span!("link"), keeper.run(first));
+        links.spawn(info_span!("network"), reconnector.clone().follow_network());
+        links.spawn(info_span!("link"), reconnector.run(first));
     }
 
     /// Opens a session to a target, as servers know it. Waits for a link if there is none now. Cancel safe.

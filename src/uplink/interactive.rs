@@ -84,9 +84,9 @@ impl Reconnector {
         info!(link = %interactive_link.id, primary = %busy.id, "interactive link opened");
         // `keep_open` is also dropped with this future.
         let (keep_open, cancelled) = oneshot::channel();
-        let keeper = self.clone();
+        let reconnector = self.clone();
         let span = info_span!("interactive");
-        self.link_context.drain.spawn(span, keeper.serve_interactive(reader, busy.clone(), cancelled));
+        self.link_context.drain.spawn(span, reconnector.serve_interactive(reader, busy.clone(), cancelled));
         // No session migrates before the link has answered, and the server waits for this ping.
         if !interactive_link.is_alive(Suspicion::New).await {
             info!(link = %interactive_link.id, "interactive link does not answer, no sessions migrated");

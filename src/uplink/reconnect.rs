@@ -31,7 +31,7 @@ use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError};
 use tunnel_proto::hello::LinkPurpose;
 
-/// The task that keeps the edge linked to a server.
+/// What keeps an edge, or a user's program, linked to a server.
 #[derive(Debug)]
 pub(crate) struct Reconnector {
     pub(crate) dialer: LinkDialer,
@@ -265,11 +265,11 @@ impl Reconnector {
                 next.made = Some(made);
             }
         }
-        let keeper = self.clone();
+        let reconnector = self.clone();
         let span = info_span!("link_retire", instance = link.instance.map(field::debug));
         self.link_context.drain.spawn(span, async move {
-            let newer = keeper.uplinks.wait_newer(Some(reader.link.id));
-            keeper.hand_over(reader, newer).await;
+            let newer = reconnector.uplinks.wait_newer(Some(reader.link.id));
+            reconnector.hand_over(reader, newer).await;
         });
         next
     }
@@ -350,11 +350,11 @@ impl Reconnector {
                 info!(link = %reader.link.id, server = self.dialer.display_name(server), "linked to another server, which may find a node");
                 self.uplinks.add_other_server(reader.link.clone());
                 reader.begin();
-                let keeper = self.clone();
+                let reconnector = self.clone();
                 let span = info_span!("other_server", instance = reader.link.instance.map(field::debug));
                 self.link_context.drain.spawn(span, async move {
                     let link = reader.link.clone();
-                    keeper.hand_over(reader, wait_unused(&link)).await;
+                    reconnector.hand_over(reader, wait_unused(&link)).await;
                 });
                 break;
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::route::{RouteError, SessionRequest, SessionRouter};
 use tunnel_link::link::Link;
-use tunnel_link::table::handles::{IncomingSession, OpenOutcome, ParkedSession, Session};
+use tunnel_link::table::handles::{IncomingSession, OpenOutcome, PathSearchRight, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::names::{Instance, NodeName, Target};
@@ -143,7 +143,7 @@ impl Place {
     }
 
     /// Searches for a path with the program's router, or less cleverly.
-    pub(crate) async fn seek(self, mut parked: ParkedSession) {
+    pub(crate) async fn seek(self, mut parked: PathSearchRight) {
         if let Some(route) = &self.route {
             return route.resume(parked).await;
         }

@@ -189,8 +189,8 @@ fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGua
     (writer, guard)
 }
 
-type Output = Box<dyn Layer<LimitedRegistry> + Send + Sync>;
-type LimitedRegistry = Layered<LibraryLogLimit, Layered<reload::Layer<Targets, Registry>, Registry>>;
+type Output = Box<dyn Layer<FilteredSubscriber> + Send + Sync>;
+type FilteredSubscriber = Layered<LibraryLogLimit, Layered<reload::Layer<Targets, Registry>, Registry>>;
 
 fn output<W>(to: W, json: bool) -> Output
 where

@@ -55,7 +55,7 @@ pub struct Link {
     pub(crate) plain: OnceLock<Arc<PlainLinkState>>,
     /// For those who wait. The queue has a flag of its own, under the lock: nothing is queued after the end.
     closed: CancellationToken,
-    /// Whether a Drain frame was sent on this link.
+    /// Whether this end has announced that it leaves the link.
     drained: AtomicBool,
     /// Why the link was closed, if another process has the remote's name.
     dismissed: OnceLock<String>,

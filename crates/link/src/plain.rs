@@ -6,7 +6,8 @@
 //!
 //! The rest of a link only asks [`PlainRemote::of`] whether the remote is plain, and else what it can do
 //! ([`LinkAbilities`](crate::link::LinkAbilities)). So all that differs between generations of the remote program stays
-//! here and in the translator: which one it is, what it leaves out, and timeouts.
+//! here and in the translator: which one it is, and what it leaves out. Its links have times of their own in
+//! [`liveness`](crate::liveness).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -26,7 +26,7 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::relay::RelayTable;
 use crate::relay::attempt::{Attempt, BindOutcome};
 use crate::table::eviction::{ByClient, MAX_ORPHANS, source};
-use crate::table::handles::{IncomingSession, ParkedSession, PendingOpen, Session};
+use crate::table::handles::{IncomingSession, PathSearchRight, PendingOpen, Session};
 use crate::table::relay_request::{RelayRequest, refused};
 use crate::table::session::{SessionOrigin, SharedSession};
 use crate::table::tombstones::{Tombstones, unknown_session};
@@ -72,7 +72,7 @@ pub struct SessionTable {
     /// The orphaned sessions that may be evicted.
     orphans: Mutex<ByClient>,
     /// Sessions that need a path, for which no task searches one yet.
-    parked: Mutex<VecDeque<ParkedSession>>,
+    parked: Mutex<VecDeque<PathSearchRight>>,
     /// Notified when a session is added to `parked`.
     came: Notify,
     /// The sessions that this process relays.
@@ -532,7 +532,7 @@ impl SessionTable {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn next_parked(&self) -> ParkedSession {
+    pub async fn next_parked(&self) -> PathSearchRight {
         // A runtime that ends drops each search at once, and its session needs another one. Without this, the task that
         // calls would never give way, and the runtime would never end.
         consume_budget().await;
@@ -546,7 +546,7 @@ impl SessionTable {
     }
 
     pub(crate) fn add_parked(&self, session: &Arc<SharedSession>, consecutive_losses: u32) {
-        let parked = ParkedSession { shared: session.clone(), consecutive_losses, is_released: false };
+        let parked = PathSearchRight { shared: session.clone(), consecutive_losses, is_released: false };
         self.parked.lock().push_back(parked);
         self.came.notify_one();
     }

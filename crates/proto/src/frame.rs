@@ -32,9 +32,10 @@ pub enum FrameKind {
     Ping(Option<u64>),
     /// The reply to a ping. Everything sent before that ping has arrived.
     Pong(Option<u64>),
-    /// Between servers: asks whether the node is connected to the remote. The reply repeats the number.
+    /// Between servers: asks whether the node is linked to the remote. The reply repeats the number.
     Find(u64),
-    /// Between servers: the reply to Find. With question 0, an announcement that a node has connected.
+    /// Between servers: the reply to Find. With question 0, an announcement that a node has linked there,
+    /// or has left.
     Found(Found),
     /// From a server: requests that the edge connects to another server, preferably the one at this address if the edge
     /// knows it. Nothing is closed yet. From an edge: it has done so.
@@ -113,7 +114,7 @@ pub struct Found {
     /// Age of the last frame from the node at the sender, in whole milliseconds. If the node is not connected there:
     /// the time since it was; zero if unknown.
     pub silence: Duration,
-    /// The node's process; `None` if it is plain.
+    /// The node's process; `None` if it is plain, or not linked there.
     pub instance: Option<Instance>,
     /// Age of the node's link in whole milliseconds, if the node is connected to the sender.
     pub age: Option<Duration>,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::policy::NodeGlob;
 use tunnel_proto::names::NodeName;
 
-/// The DNS name of a node, if it may have one.
+/// The rule for nodes' DNS names: which node may have one, and which.
 ///
 /// In a configured zone every node may have a name. Without a zone, names belong to the whole network that uses this
 /// DNS server. Then a node may have a name of one label, or a longer name that is known to be a node's or matches a

@@ -167,10 +167,9 @@ impl Link {
         (at > 0).then(|| self.age().saturating_sub(Duration::from_millis(at)))
     }
 
-    /// Waits until the remote of a link that was dialled here has not answered a ping in time, by default 1 s and four
-    /// RTTs.
+    /// Waits until the remote has not answered a ping in time, by default 1 s and four RTTs.
     ///
-    /// Never returns while no session has been active for ten minutes, nor if the remote answers no pings. Only one task may wait.
+    /// Never returns while no session has been active for ten minutes, nor if the remote answers no pings.
     ///
     /// # Cancel safety
     ///

@@ -54,7 +54,7 @@ pub struct IncomingSession {
 /// There is at most one per session, so that two tasks never mistake each other's answers for late ones. Holding it
 /// keeps nothing alive but memory. If it is dropped while the session still needs a path, the table hands out another.
 #[derive(Debug)]
-pub struct ParkedSession {
+pub struct PathSearchRight {
     pub(super) shared: Arc<SharedSession>,
     pub(super) consecutive_losses: u32,
     /// Whether another one may search, because the session needed no path when this one checked.
@@ -168,7 +168,7 @@ impl IncomingSession {
     }
 }
 
-impl ParkedSession {
+impl PathSearchRight {
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
     pub fn consecutive_losses(&self) -> u32 {
         self.consecutive_losses
@@ -190,7 +190,7 @@ impl ParkedSession {
     }
 
     /// Returns true if the session still needs a path. Once it returns false, the next loss creates another
-    /// [`ParkedSession`].
+    /// [`PathSearchRight`].
     pub fn needs_path(&mut self) -> bool {
         let mut inner = self.shared.lock();
         if !self.is_released && !inner.state.needs_path() {
@@ -220,7 +220,7 @@ impl ParkedSession {
     }
 }
 
-impl Drop for ParkedSession {
+impl Drop for PathSearchRight {
     fn drop(&mut self) {
         if !self.is_released {
             self.shared.with_state(|inner| {

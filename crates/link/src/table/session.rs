@@ -62,7 +62,7 @@ pub(crate) struct Inner {
     stay: u64,
     /// Where it waits on its link, and what it has sent there.
     places: QueueMembership,
-    /// Whether a `ParkedSession` has the right to search for a path.
+    /// Whether a `PathSearchRight` has the right to search for a path.
     pub(super) is_searched: bool,
     /// The last loss of its path.
     pub(super) lost: Option<PathLoss>,

@@ -121,7 +121,7 @@ struct World<'a> {
     /// The places of sessions in `pairs`.
     places: HashMap<SessionId, usize>,
     /// The searches for a path, each with its process.
-    parked: Vec<(usize, ParkedSession)>,
+    parked: Vec<(usize, PathSearchRight)>,
     /// Whether nothing fails any longer, and no session begins.
     healed: bool,
     counts: Counts,
