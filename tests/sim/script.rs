@@ -59,7 +59,11 @@ impl Script {
     fn accept_session(&self, link: &Arc<Link>) -> Option<Session> {
         let id = SessionId::random();
         match self.receive_frame(link, id, open_frame(1)) {
-            Some(FrameEvent::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
+            Some(FrameEvent::RelayRequest(mut request)) => {
+                // As a server does: sessions are evicted by client.
+                request.attribute(SessionCategory::HttpProxy, link.peer.requester().unwrap_or_default());
+                request.offer().map(IncomingSession::accept)
+            }
             _ => None,
         }
     }
