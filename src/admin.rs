@@ -379,7 +379,7 @@ impl AdminContext {
                 not_found()
             }
             ("/invitations", AdminProcess::Cloud(server)) if get => {
-                list(server.enrolment.as_ref()).await.unwrap_or_else(identity)
+                list(server.enrolment.get()).await.unwrap_or_else(identity)
             }
             // The text of a config may have secrets, and its errors may repeat what it names.
             (CONFIG_PLAN, _) if !matches!(requester, AdminRequester::User(_)) => not_found(),
@@ -390,12 +390,10 @@ impl AdminContext {
                 method_not_allowed("POST", "only supports POST method\n")
             }
             ("/invitations", AdminProcess::Cloud(server)) => {
-                invite(server.enrolment.as_ref(), server.port, request, requester)
-                    .await
-                    .unwrap_or_else(identity)
+                invite(server.enrolment.get(), server.port, request, requester).await.unwrap_or_else(identity)
             }
             ("/revocations", AdminProcess::Cloud(server)) => {
-                revoke(server.enrolment.as_ref(), request, requester).await.unwrap_or_else(identity)
+                revoke(server.enrolment.get(), request, requester).await.unwrap_or_else(identity)
             }
             (CONFIG_PLAN, _) => self.planner.answer(request).await.unwrap_or_else(identity),
             ("/sessions/end", _) => self.end_sessions(request, requester).await.unwrap_or_else(identity),

@@ -3,7 +3,7 @@
 pub mod config;
 pub(crate) mod edge_files;
 
-use std::future::{Future, ready};
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -14,6 +14,7 @@ use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::task::TaskTracker;
 use tracing::{info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
@@ -31,9 +32,9 @@ use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
 use crate::listener::access::AccessPolicies;
 use crate::listener::admission::destination::destination_mapping::DestinationMapping;
 use crate::listener::admission::heads::PendingLimits;
-use crate::listener::admission::{ListenerContext, sessions};
+use crate::listener::admission::{self, AccessPolicy, ListenerContext};
 use crate::listener::client_handler;
-use crate::listener::http_proxy::{self, HttpProxyProtocol};
+use crate::listener::http_proxy::{self, EDGE_KEY, EdgeProxyConfig, HttpProxyProtocol};
 use crate::parts::with_kubernetes;
 use crate::registry::uplinks::Uplinks;
 use crate::route::{PathProvider, SessionRouter};
@@ -58,7 +59,7 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::names::Instance;
+use tunnel_proto::names::{Instance, NodeName};
 
 /// The addresses on which an edge listens.
 #[derive(Debug, Clone)]
@@ -86,6 +87,7 @@ pub struct Edge {
     pub route: SessionRouter,
     targets: Arc<ArcSwap<Targets>>,
     policies: Arc<Mutex<AccessPolicies>>,
+    proxy: Arc<Mutex<EdgeProxy>>,
     grants: Grants,
     readiness: Readiness,
     files: FileWatcher,
@@ -94,6 +96,24 @@ pub struct Edge {
     links: Drain,
     admin: Drain,
     deadline: Duration,
+}
+
+/// The proxy for programs on this node. Its port follows the config.
+#[derive(Debug)]
+struct EdgeProxy {
+    node: NodeName,
+    /// What each port shares with the ones before: all but the policy, the nodes and the drain.
+    context: ListenerContext,
+    open: Option<OpenProxy>,
+}
+
+#[derive(Debug)]
+struct OpenProxy {
+    config: EdgeProxyConfig,
+    /// Accepts no client once this drain starts. Its sessions continue.
+    drain: Drain,
+    /// Its accept loop, which owns the port.
+    accepting: TaskTracker,
 }
 
 impl Edge {
@@ -106,19 +126,14 @@ impl Edge {
         let mut startup = StartupErrorCollector::default();
         let prepared = prepare(&settings, &mut startup);
         let PreparedEdge { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
-        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(|(listener, _)| listener.at()));
-        policies.watch(&edge.files);
-        edge.policies = Arc::new(Mutex::new(policies));
-        let level_at_ports = settings.uplink.ports.sets_level;
         let pool = BufferPool::new();
-        if let Some((listener, policy)) = proxy {
-            let access = settings.http_proxy.as_ref().map(|proxy| &proxy.access);
-            let proxies = access.map(|access| access.proxy_protocol.clone()).unwrap_or_default();
-            info!(local_addr = %listener.at(), "HTTP proxy started");
-            let context = ListenerContext { policy, ..edge.listener_context(&settings, pool.clone()) };
-            let serving = client_handler::run(HttpProxyProtocol, listener, proxies, context);
-            edge.sessions.spawn(info_span!("clients"), serving);
+        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(TcpListenSocket::at), pool.clone());
+        policies.watch(&edge.files);
+        let level_at_ports = settings.uplink.ports.sets_level;
+        if let (Some(config), Some(listener)) = (&settings.http_proxy, proxy) {
+            edge.proxy.lock().serve(config, listener, policies.of(EDGE_KEY));
         }
+        edge.policies = Arc::new(Mutex::new(policies));
         let authorities = settings.ca_files();
         let shown = settings.certificates();
         let certificate = settings.csr.clone();
@@ -151,34 +166,15 @@ impl Edge {
         Ok(edge)
     }
 
-    /// Returns the context of the proxy, without its access policy.
-    fn listener_context(&self, settings: &Settings, pool: BufferPool) -> ListenerContext {
-        let nodes = settings.http_proxy.as_ref().and_then(|proxy| proxy.nodes.clone());
-        ListenerContext {
-            listener: http_proxy::KIND.name,
-            category: SessionCategory::HttpProxy,
-            policy: Arc::default(),
-            grants: self.grants.clone(),
-            sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
-            pending: PendingLimits::new(memory(), true),
-            pool,
-            route: self.route.clone(),
-            zone: Arc::default(),
-            addresses: Arc::default(),
-            direct: None,
-            uplink: Some(DestinationMapping::Edge { node: settings.uplink.node.clone(), nodes }),
-            metrics: self.metrics.clone(),
-            drain: self.sessions.clone(),
-            stopping: self.sessions.clone(),
-        }
-    }
-
-    /// Reloads the access rules when the config changes, and ends the sessions that they no longer allow.
+    /// Follows the config when it changes: reloads the access rules, ends the sessions that they no longer allow, and
+    /// opens and closes the proxy.
     pub fn watch_config(&self, config: ConfigFile) {
         let targets = self.targets.clone();
         let policies = self.policies.clone();
         let grants = self.grants.clone();
         let files = self.files.clone();
+        let proxy = self.proxy.clone();
+        let readiness = self.readiness.clone();
         let apply = move |settings: Arc<Settings>, plan: ConfigPlan| {
             let mut startup = StartupErrorCollector::default();
             let mut change = RightsChange::default();
@@ -189,7 +185,14 @@ impl Edge {
             change.apply();
             grants.rights_changed();
             log_changed(&plan.judges, RIGHTS_CHANGED);
-            ready(startup.into_errors().into_result()).boxed()
+            let policy = policies.of(EDGE_KEY);
+            let proxy = proxy.clone();
+            let readiness = readiness.clone();
+            let apply = async move {
+                follow_proxy(&proxy, settings.http_proxy.as_ref(), policy, &mut startup).await;
+                startup.into_errors().report(&readiness)
+            };
+            apply.boxed()
         };
         let _ = config.follow((Settings::examine, Settings::plan), &self.files, &self.links, apply);
     }
@@ -210,6 +213,7 @@ impl Edge {
         Settings { uplink, session, allow, .. }: &Settings,
         ports: &admin::AdminListeners,
         proxy: Option<SocketAddr>,
+        pool: BufferPool,
     ) -> Self {
         let metrics = Metrics::edge();
         let limits = SessionLimits {
@@ -221,6 +225,27 @@ impl Edge {
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let uplinks = Uplinks::new(uplink.node.clone());
         let links = Drain::new();
+        let sessions = Drain::new();
+        let grants = Grants::default();
+        let paths = PathProvider::Uplinks(uplinks.clone());
+        let route = SessionRouter::new(paths, table.clone(), OPEN_TIMEOUT, session.resume_timeout);
+        let context = ListenerContext {
+            listener: http_proxy::KIND.name,
+            category: SessionCategory::HttpProxy,
+            policy: Arc::default(),
+            grants: grants.clone(),
+            sessions: admission::sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
+            pending: PendingLimits::new(memory(), true),
+            pool,
+            route: route.clone(),
+            zone: Arc::default(),
+            addresses: Arc::default(),
+            direct: None,
+            uplink: None,
+            metrics: metrics.clone(),
+            drain: sessions.clone(),
+            stopping: sessions.clone(),
+        };
         Self {
             bound: EdgeListenAddresses {
                 log: ports.log.as_ref().map(TcpListenSocket::at),
@@ -228,21 +253,17 @@ impl Edge {
                 channelz: ports.channelz.as_ref().map(TcpListenSocket::at),
                 proxy,
             },
-            route: SessionRouter::new(
-                PathProvider::Uplinks(uplinks.clone()),
-                table.clone(),
-                OPEN_TIMEOUT,
-                session.resume_timeout,
-            ),
+            route,
             metrics,
             table,
             targets: Arc::new(ArcSwap::from_pointee(allow.targets.clone())),
             policies: Arc::default(),
-            grants: Grants::default(),
+            proxy: Arc::new(Mutex::new(EdgeProxy { node: uplink.node.clone(), context, open: None })),
+            grants,
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             files: FileWatcher::new(&links),
             uplinks,
-            sessions: Drain::new(),
+            sessions,
             links,
             admin: Drain::new(),
             deadline: session.drain_timeout,
@@ -332,6 +353,56 @@ impl Edge {
         self.links.finish(CLOSE_TIMEOUT, soon.clone()).await;
         self.admin.finish(CLOSE_TIMEOUT, soon).await;
         drained
+    }
+}
+
+impl EdgeProxy {
+    /// Serves clients, by this policy.
+    fn serve(
+        &mut self,
+        config: &EdgeProxyConfig,
+        listener: TcpListenSocket,
+        policy: Arc<ArcSwap<AccessPolicy>>,
+    ) {
+        info!(local_addr = %listener.at(), "HTTP proxy started");
+        let drain = self.context.drain.child();
+        let accepting = TaskTracker::new();
+        let uplink = DestinationMapping::Edge { node: self.node.clone(), nodes: config.nodes.clone() };
+        let context =
+            ListenerContext { policy, drain: drain.clone(), uplink: Some(uplink), ..self.context.clone() };
+        let proxies = config.access.proxy_protocol.clone();
+        let serving = client_handler::run(HttpProxyProtocol, listener, proxies, context);
+        drain.spawn(info_span!("clients"), accepting.track_future(serving));
+        self.open = Some(OpenProxy { config: config.clone(), drain, accepting });
+    }
+}
+
+/// Opens and closes the proxy as the config says. A changed port closes first, because the new one may overlap it, and
+/// opens again if the new one cannot be bound, which is noted. Not cancel safe.
+async fn follow_proxy(
+    proxy: &Mutex<EdgeProxy>,
+    wanted: Option<&EdgeProxyConfig>,
+    policy: Arc<ArcSwap<AccessPolicy>>,
+    startup: &mut StartupErrorCollector,
+) {
+    let of_port = EdgeProxyConfig::of_port;
+    let is_kept = |open: &OpenProxy| wanted.map(of_port) == Some(of_port(&open.config));
+    let closed = proxy.lock().open.take_if(|open| !is_kept(open));
+    if let Some(OpenProxy { drain, accepting, .. }) = &closed {
+        drain.start();
+        accepting.close();
+        accepting.wait().await;
+        info!("HTTP proxy closed");
+    }
+    let mut proxy = proxy.lock();
+    let Some(wanted) = wanted.filter(|_| proxy.open.is_none()) else { return };
+    if let Ok(listener) = wanted.bind(startup) {
+        return proxy.serve(wanted, listener, policy);
+    }
+    if let Some(OpenProxy { config, .. }) = closed
+        && let Ok(listener) = config.bind(&mut StartupErrorCollector::default())
+    {
+        proxy.serve(&config, listener, policy);
     }
 }
 

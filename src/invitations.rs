@@ -16,7 +16,7 @@ use tunnel_net::tls::pem;
 use arc_swap::ArcSwap;
 use aws_lc_rs::digest::{SHA256, digest};
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{SetOnce, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::display;
 use tracing::{info, warn};
@@ -53,6 +53,19 @@ pub struct SharedEnrolments {
     authority: ReloadedValue<AdvertisedCa>,
     /// Limits the lines about joins.
     refusals: RefusalLog,
+}
+
+/// The enrolment state of a server, once it is opened: at the start, or by a reload.
+pub type OpenedEnrolments = Arc<SetOnce<Arc<SharedEnrolments>>>;
+
+/// Waits for the next change of the state: that it is opened, or of [`SharedEnrolments::known`]. `changes` is `None`
+/// before the first call. Cancel safe.
+pub(crate) async fn next_change(opened: &OpenedEnrolments, changes: &mut Option<watch::Receiver<()>>) {
+    match changes {
+        // The sender is in `opened`.
+        Some(changes) => _ = changes.changed().await,
+        None => *changes = Some(opened.wait().await.changes()),
+    }
 }
 
 /// A user's device, with the token that proves it.

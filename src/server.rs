@@ -44,7 +44,7 @@ use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
 use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
 use crate::config::server::{MEMORY, clients};
-use crate::invitations::SharedEnrolments;
+use crate::invitations::OpenedEnrolments;
 use crate::listener::access::{AccessPolicies, bind_admin};
 use crate::listener::admission::heads::PendingLimits;
 use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext};
@@ -78,7 +78,8 @@ use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::FileWatcher;
+use tunnel_net::reload::{FileWatcher, ReloadedValue};
+use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::names::{Instance, NodeName};
@@ -116,8 +117,8 @@ pub struct Server {
     pub registry: Arc<Registry>,
     /// The table of sessions.
     pub table: Arc<SessionTable>,
-    /// The nodes that join by invitation; `None` if that is not enabled.
-    pub enrolment: Option<Arc<SharedEnrolments>>,
+    /// The nodes that join by invitation, once that is enabled.
+    pub enrolment: OpenedEnrolments,
     /// The config at the start.
     settings: Arc<ServerConfig>,
     context: Arc<ServerContext>,
@@ -158,8 +159,10 @@ pub(crate) struct ServerContext {
     pub(crate) user_links: UserLinks,
     /// Answers operators, also over links of users. Set before the first link is accepted.
     pub(crate) admin: OnceLock<AdminContext>,
-    /// The nodes that join by invitation; `None` if that is not enabled.
-    pub(crate) enrolment: Option<Arc<SharedEnrolments>>,
+    /// The nodes that join by invitation, once that is enabled.
+    pub(crate) enrolment: OpenedEnrolments,
+    /// The TLS of the port for links.
+    pub(crate) tls: ReloadedValue<ServerTls>,
     /// The access rules for what can be reached through this server.
     pub(crate) policies: LivePolicies,
     /// Grants of the sessions with an end here.
@@ -216,6 +219,7 @@ impl Server {
         let (context, dialled_links) = ServerContext::new(&settings, &prepared);
         let context = Arc::new(context);
         context.spawn_upkeep(&prepared.files);
+        invitations::start(&settings, prepared.files.authority.clone(), &context);
         let PreparedServer {
             files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, ..
         } = prepared;
@@ -231,7 +235,7 @@ impl Server {
         let connect_addr = bound.connect().map(tracing::field::display);
         let proxies = settings.links.proxy_protocol.clone();
         // Last, so that all that serves an edge's sessions has started before the first edge links.
-        links::spawn(grpc, proxies, files.tls, dialled_links, context.clone());
+        links::spawn(grpc, proxies, dialled_links, context.clone());
         info!(links_addr = %bound.grpc, connect_addr, admin_addr, "server started");
         Ok(Self {
             bound,
@@ -250,12 +254,14 @@ impl Server {
     pub fn watch_config(&self, config: ConfigFile) {
         let context = self.context.clone();
         let listeners = self.listeners.clone();
+        let started = self.settings.clone();
         let apply = move |settings: Arc<ServerConfig>, plan: ConfigPlan| {
             let context = context.clone();
             let listeners = listeners.clone();
+            let started = started.clone();
             let apply = async move {
                 let mut listeners = listeners.lock().await;
-                context.reload(&settings, &plan, &mut listeners).await
+                context.reload(&settings, &started, &plan, &mut listeners).await
             };
             apply.boxed()
         };
@@ -374,7 +380,7 @@ impl ServerContext {
         let registry = Registry::new(metrics.clone());
         // The cluster comes first: it knows which edges may link, and where peers are.
         let cluster = KubernetesView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
-        let enrolment = invitations::start(settings, files, &readiness, &metrics, &drains.links);
+        let enrolment = OpenedEnrolments::default();
         let tokens = files.tokens.clone();
         let certificates = config_files::edge_ca(settings).is_some();
         let edge_links =
@@ -409,6 +415,7 @@ impl ServerContext {
             user_links: UserLinks::default(),
             admin: OnceLock::new(),
             enrolment,
+            tls: files.tls.clone(),
             pending: PendingLimits::new(memory(), false),
             max_links: memory() / 4 / load::LINK_MEMORY,
             session_permits: admission::sessions(session.max_sessions, session.max_per_client),
@@ -467,27 +474,35 @@ impl ServerContext {
     ///
     /// # Errors
     ///
-    /// A listener cannot be opened, or a users file cannot be read. These are as before.
+    /// A listener cannot be opened, or a file cannot be read. These are as before.
     async fn reload(
         &self,
         settings: &ServerConfig,
+        started: &ServerConfig,
         plan: &ConfigPlan,
         listeners: &mut OpenListeners,
     ) -> Result<(), ConfigErrors> {
         let mut startup = StartupErrorCollector::default();
         // Rights first: what is taken away does not wait for a port.
         self.rights(settings, &mut listeners.policies, &mut startup).apply();
+        // All else of the port for links is as at the start.
+        let links = ServerConfig { clients: settings.clients.clone(), ..started.clone() };
+        if let Ok(tls) = config_files::tls(&links, &mut startup) {
+            self.tls.replace(&tls);
+        }
         self.grants.rights_changed();
         log_changed(&plan.judges, RIGHTS_CHANGED);
+        if !self.enrolment.initialized()
+            && let Ok(authority) = config_files::invitation_ca(settings, &mut startup)
+        {
+            invitations::start(settings, authority, self);
+        }
         let mut errors = startup.into_errors();
         errors.0.extend(listeners.apply(&settings.listeners).await.0);
         // A listener that has opened again may ask for another certificate.
         self.grants.rights_changed();
         self.certificates.set(settings.certificates(), settings.ca_files());
-        let result = errors.into_result();
-        let trouble = result.as_ref().copied().map_err(|errors| errors.to_string().replace('\n', "; "));
-        self.readiness.set_degraded(LISTENERS_CONDITION, trouble);
-        result
+        errors.report(&self.readiness)
     }
 
     /// Returns what the listeners share.
@@ -522,11 +537,9 @@ impl ServerContext {
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), edge_access::judge_relays(self.clone(), drain.clone()));
-        if let Some(enrolment) = &self.enrolment {
-            let changes = enrolment.changes();
-            let grants = self.grants.clone();
-            drain.spawn(info_span!("devices"), invitations::follow_devices(changes, grants, drain.clone()));
-        }
+        let grants = self.grants.clone();
+        let devices = invitations::follow_devices(self.enrolment.clone(), grants, drain.clone());
+        drain.spawn(info_span!("devices"), devices);
         drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
     }
 
@@ -602,9 +615,6 @@ fn zone(settings: &ServerConfig, edge_links: Arc<EdgeAuthenticator>) -> Arc<Node
     let patterns = settings.dns.publish_names.clone();
     Arc::new(NodeZone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
 }
-
-/// The condition in `/readyz`: the listeners of the changed config are open, and its users files read.
-const LISTENERS_CONDITION: &str = "listeners";
 
 /// Receive windows of a server's sessions, in bytes.
 const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };

@@ -11,6 +11,7 @@ use std::{fmt, io};
 
 use tracing::{info, warn};
 
+use crate::admin::readiness::{LISTENERS_CONDITION, Readiness};
 use crate::config::admin_listener::AdminConfig;
 use crate::config::{ConfigError, ConfigErrors, KeySpellings, ParsedConfig, Warning};
 use crate::startup::admin_socket::SocketDirs;
@@ -306,14 +307,17 @@ impl StartupErrorCollector {
 }
 
 impl StartupErrors {
-    /// Returns the errors without their kinds, if there are any.
+    /// Returns the errors of a reload without their kinds, if there are any, which is a condition of `readiness`.
     ///
     /// # Errors
     ///
     /// There are errors.
-    pub fn into_result(self) -> Result<(), ConfigErrors> {
+    pub(crate) fn report(self, readiness: &Readiness) -> Result<(), ConfigErrors> {
         let errors: Vec<_> = self.0.into_iter().map(|found| found.error).collect();
-        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
+        let result = if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) };
+        let trouble = result.as_ref().copied().map_err(|errors| errors.to_string().replace('\n', "; "));
+        readiness.set_degraded(LISTENERS_CONDITION, trouble);
+        result
     }
 
     /// Returns the most severe kind of error, or `None` if there are none.

@@ -173,7 +173,7 @@ impl AdminContext {
     pub(crate) fn absent(&self, server: &ServerStatusSource) -> Vec<UnlinkedNode> {
         let start = self.clock.start();
         let is_told = (ABSENT..LOST).contains(&start.elapsed());
-        let store = server.enrolment.as_ref().filter(|_| is_told);
+        let store = server.enrolment.get().filter(|_| is_told);
         let joined = store.map(|store| store.known().joined()).unwrap_or_default().into_iter();
         let absent =
             joined.filter_map(|name| name.parse().ok()).filter(|node| !server.finder.has_linked(node));

@@ -13,6 +13,8 @@ pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ReadinessState>>>);
 
 /// Condition: records are published for DNS.
 pub(crate) const DNS_CONDITION: &str = "dns";
+/// Condition: the listeners of the changed config are open, and its files read.
+pub(crate) const LISTENERS_CONDITION: &str = "listeners";
 /// Condition: the process is not stopping. It is set only when it stops.
 pub(crate) const DRAINING_CONDITION: &str = "draining";
 

@@ -41,7 +41,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
         name: "eu-1".parse().ok(),
         max_links: 400,
         publishes: Some("hosts"),
-        enrolment: None,
+        enrolment: Default::default(),
         port: 9000,
     }))
 }

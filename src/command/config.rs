@@ -381,6 +381,14 @@ mod tests {
         let proxy = format!("{plain}[server.http_proxy]\nlisten = \"127.0.0.1:2\"\n");
         let expected = ["reload: opens server.http_proxy", "restart: changes server.addresses"];
         assert_eq!(compare(plain, &proxy).unwrap(), expected);
+        let file = |path: &str| format!("{plain}[server.invitations]\nstore = \"file\"\nfile = {path:?}\n");
+        assert_eq!(compare(plain, &file("/a")).unwrap(), ["reload: opens server.invitations"]);
+        for other in [plain, &file("/b")] {
+            assert_eq!(compare(&file("/a"), other).unwrap(), ["restart: changes server.invitations"]);
+        }
+        let users = |ca: &str| format!("{plain}[server.clients]\nclient_ca = {ca:?}\nnames = [\"*\"]\n");
+        let judges = ["reload: judges sessions of server.clients again"];
+        assert_eq!(compare(&users("/a"), &users("/b")).unwrap(), judges);
         // Order, comments and spelling change nothing.
         let superedge = |text: &str| compare("[mode.cloud.ssh]\nport = 22\n", text).unwrap();
         assert_eq!(superedge("# SSH\n[Mode.Cloud.SSH]\nPort = \"22\"\n"), [""; 0]);
@@ -393,17 +401,18 @@ mod tests {
     }
 
     #[test]
-    fn the_plan_of_an_edge_names_what_waits_for_a_restart_without_values() {
+    fn the_plan_of_an_edge_names_what_opens_and_what_waits_for_a_restart_without_values() {
         let edge = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"sw0rd\"\nca = \"/c\"\n";
         let proxy = format!("{edge}[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n");
         let fenced = format!("{proxy}allow_from = [\"::1\"]\n");
         let judges = "reload: judges sessions of edge.http_proxy again";
-        let restart = "restart: changes edge.http_proxy";
+        let moved = proxy.replace("3128", "3129");
         for (old, new, expected) in [
             (edge, &*edge.replace("sw0rd", "other"), &["restart: changes edge.uplink"][..]),
-            (edge, &proxy, &[restart]),
+            (edge, &proxy, &["reload: opens edge.http_proxy"]),
             (&proxy, &fenced, &[judges]),
-            (&proxy, edge, &[judges, restart]),
+            (&proxy, &moved, &["reload: closes and opens again edge.http_proxy"]),
+            (&proxy, edge, &["reload: closes edge.http_proxy"]),
         ] {
             let plan = EdgeConfig::read(old, &Environment::default()).unwrap().0;
             let plan = plan.plan(&EdgeConfig::read(new, &Environment::default()).unwrap().0);

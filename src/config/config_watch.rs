@@ -1,6 +1,7 @@
 //! Watches the config file while the program runs. What a change does is planned, then done; what waits for a restart is
 //! logged.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -101,21 +102,25 @@ async fn follow<T: Send + Sync + 'static>(
     let mut changes = config.changes();
     let mut requests = requests();
     let mut failed = false;
+    let mut opened = BTreeSet::new();
     loop {
         let LoadedConfig { settings, warnings, spelling } = &*config.load();
         let planned = plan(&running.load(), settings).spelled(spelling);
         // After a failure an equal config is applied again, because a port may be free by now.
         if failed || planned != ConfigPlan::default() {
-            let waits = !planned.restart.is_empty();
+            let changed = planned.restart.clone();
+            opened.extend(planned.opens.iter().cloned());
             let applied = apply(settings.clone(), planned).await;
             // After a failure too: what could be applied is in force, and the next plan starts there.
             running.store(settings.clone());
             failed = applied.is_err();
             tell_warnings(warnings);
             tell_failures(applied, spelling);
-            if waits {
+            if !changed.is_empty() {
                 // All of them: an earlier change may still wait.
-                let waiting = plan(&started, settings).spelled(spelling).restart;
+                let mut waiting = plan(&started, settings).spelled(spelling).restart;
+                // What a reload has opened is not as at the start.
+                waiting.extend(changed.into_iter().filter(|key| opened.contains(key)));
                 if !waiting.is_empty() {
                     warn!(keys = shown(&waiting), "config changed; restart to apply");
                 }

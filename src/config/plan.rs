@@ -21,7 +21,7 @@ pub struct ConfigPlan {
     pub closes: BTreeSet<String>,
     /// Listeners that close, and open again with other settings.
     pub reopens: BTreeSet<String>,
-    /// Listeners that open.
+    /// Listeners that open, and a first store of invitations.
     pub opens: BTreeSet<String>,
     /// Tables with a change that waits for a restart.
     pub restart: BTreeSet<String>,

@@ -58,19 +58,19 @@ impl EdgeConfig {
         let Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own: _ } = self;
         let mut plan = ConfigPlan::default();
         plan.judge(&self.access(), &new.access());
-        let is_closed = http_proxy.is_some() && new.http_proxy.is_none();
-        add(&mut plan.judges, is_closed, http_proxy::EDGE_KEY);
         add(&mut plan.judges, *allow != new.allow, "edge.allow");
-        let proxy = |proxy: &Option<EdgeProxyConfig>| {
-            let proxy = proxy.as_ref()?;
-            Some((proxy.listen, proxy.nodes.clone(), proxy.access.proxy_protocol.clone()))
-        };
+        match (http_proxy, &new.http_proxy) {
+            (Some(_), None) => add(&mut plan.closes, true, http_proxy::EDGE_KEY),
+            (None, proxy) => add(&mut plan.opens, proxy.is_some(), http_proxy::EDGE_KEY),
+            (Some(old), Some(new)) => {
+                add(&mut plan.reopens, old.of_port() != new.of_port(), http_proxy::EDGE_KEY);
+            }
+        }
         for (differs, key) in [
             (*uplink != new.uplink, "edge.uplink"),
             (admin.at_start() != new.admin.at_start(), ADMIN),
             (*session != new.session, "edge.session"),
             (*target_tls != new.target_tls, "edge.target_tls"),
-            (proxy(http_proxy) != proxy(&new.http_proxy), http_proxy::EDGE_KEY),
             (*csr != new.csr, "edge.csr"),
         ] {
             add(&mut plan.restart, differs, key);

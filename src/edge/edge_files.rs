@@ -1,9 +1,7 @@
 //! The files and ports named in an edge's config, which are read and bound before any task is started.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::warn;
 
@@ -15,8 +13,6 @@ use crate::config::edge::{TargetTlsConfig, UplinkConfig};
 use crate::config::server::Tls;
 use crate::edge::config::{ADMIN, EdgeConfig as Settings};
 use crate::listener::access::{AccessPolicies, bind_admin};
-use crate::listener::admission::AccessPolicy;
-use crate::listener::http_proxy::EDGE_KEY;
 use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use crate::uplink::link_dialer::ServerEndpoint;
@@ -47,8 +43,8 @@ pub(crate) struct LoadedEdgeFiles {
 pub(crate) struct PreparedEdge {
     pub(super) files: LoadedEdgeFiles,
     pub(super) admin: admin::AdminListeners,
-    /// The port of the HTTP proxy, and its access.
-    pub(super) proxy: Option<(TcpListenSocket, Arc<ArcSwap<AccessPolicy>>)>,
+    /// The port of the HTTP proxy.
+    pub(super) proxy: Option<TcpListenSocket>,
     pub(super) policies: AccessPolicies,
     /// The users that may view the admin page from other machines.
     pub(super) viewers: Option<PageViewers>,
@@ -66,11 +62,7 @@ pub(crate) fn prepare(
     let mut rights = RightsChange::default();
     policies.change(&settings.access(), &mut rights, startup);
     rights.apply();
-    let proxy = settings.http_proxy.as_ref().map(|proxy| {
-        let listener = startup.bind("edge.http_proxy.listen", proxy.listen.ok_or(NotPrepared)?);
-        Ok((listener?, policies.of(EDGE_KEY)))
-    });
-    let proxy = proxy.transpose();
+    let proxy = settings.http_proxy.as_ref().map(|proxy| proxy.bind(startup)).transpose();
     let viewers = policies.viewers(ADMIN, &settings.admin);
     Ok(PreparedEdge { files: files?, admin: admin?, proxy: proxy?, policies, viewers })
 }

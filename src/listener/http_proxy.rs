@@ -31,6 +31,7 @@ use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerK
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::NodeGlob;
 use tunnel_net::hooked::{Hooked, ReadHook};
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::names::{NameError, Target};
@@ -122,6 +123,18 @@ pub struct EdgeProxyConfig {
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
+}
+
+impl EdgeProxyConfig {
+    /// Returns what an open port does not follow: it closes, and opens again.
+    pub(crate) fn of_port(&self) -> impl PartialEq {
+        (self.listen, &self.nodes, &self.access.proxy_protocol)
+    }
+
+    /// Binds its port.
+    pub(crate) fn bind(&self, startup: &mut StartupErrorCollector) -> Result<TcpListenSocket, NotPrepared> {
+        startup.bind("edge.http_proxy.listen", self.listen.ok_or(NotPrepared)?)
+    }
 }
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.

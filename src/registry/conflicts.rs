@@ -86,11 +86,13 @@ async fn close_unless_answered(link: &Link, node: &NodeName, found: &Found, refu
         Suspicion::NameRequested
     };
     let answers = link.is_alive(suspicion).await;
-    if !answers {
-        limited!(
-            refusals.may_log_about("link_closed", node) => info,
-            link = %link.id, %node, "unresponsive link closed, node is linked to a peer"
-        );
+    // An edge that has moved closes its previous link.
+    if !answers && !link.is_closed() {
+        let message = match found.instance == link.instance {
+            true => "previous link closed, its edge has linked to a peer",
+            false => "unresponsive link closed, node is linked to a peer",
+        };
+        limited!(refusals.may_log_about("link_closed", node) => info, link = %link.id, %node, "{message}");
         link.close();
     }
     answers

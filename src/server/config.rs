@@ -173,7 +173,7 @@ impl ServerConfig {
         let Self {
             links,
             tls,
-            clients,
+            clients: _,
             listeners,
             ports,
             node_names,
@@ -193,7 +193,10 @@ impl ServerConfig {
         let mut plan = ConfigPlan::default();
         // A change of rights closes no listener: open sessions are judged again, and only those without a right end.
         plan.judge(&self.access(), &new.access());
-        let users_differ = clients.is_some() != new.clients.is_some() || self.admins() != new.admins();
+        let users = |config: &Self| {
+            config.clients.as_ref().map(|clients| (clients.admins.clone(), clients.client_ca.clone()))
+        };
+        let users_differ = users(self) != users(new);
         add(&mut plan.judges, users_differ, clients::TABLE);
         add(&mut plan.judges, *edge_access != new.edge_access, "server.edge_access");
         add(&mut plan.judges, *direct != new.direct, "server.direct");
@@ -212,19 +215,20 @@ impl ServerConfig {
             };
             keys.insert(one.key().to_owned());
         }
+        // A first store opens. Another one would be without those that have joined.
+        let is_first = invitations.store == InvitationStoreKind::None;
+        let keys = if is_first { &mut plan.opens } else { &mut plan.restart };
+        add(keys, *invitations != new.invitations, "server.invitations");
         // Everything else is read at the start only. The plan names it, so that no operator waits for an effect.
-        let client_ca = |clients: &Option<UserAccessConfig>| clients.as_ref()?.client_ca.clone();
         for (differs, key) in [
             (*links != new.links, "server.links"),
             (*tls != new.tls, "server.tls"),
-            (client_ca(clients) != client_ca(&new.clients), "server.clients.client_ca"),
             (*ports != new.ports, "server.node_ports"),
             (*node_names != new.node_names, "server.node_names"),
             (admin.at_start() != new.admin.at_start(), ADMIN),
             (*session != new.session, "server.session"),
             (*dns != new.dns, "server.dns"),
             (*peers != new.peers, "server.peers"),
-            (*invitations != new.invitations, "server.invitations"),
             (*csr != new.csr, "server.csr"),
             (*addresses != new.addresses, "server.addresses"),
         ] {

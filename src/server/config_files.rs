@@ -51,9 +51,6 @@ impl LoadedServerFiles {
         if let Some(peers) = &self.peers {
             watcher.watch("peer tls", peers);
         }
-        if let Some(authority) = &self.authority {
-            watcher.watch("ca", authority);
-        }
         watcher.watch("tokens", &self.tokens);
     }
 
@@ -89,7 +86,8 @@ impl LoadedServerFiles {
     }
 }
 
-fn tls(
+/// Reads the TLS files of the port for links.
+pub(crate) fn tls(
     settings: &ServerConfig,
     startup: &mut StartupErrorCollector,
 ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
@@ -159,7 +157,7 @@ fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<ReloadedVa
 }
 
 /// Reads the CA and certificate for joining nodes, if joining is enabled.
-fn invitation_ca(
+pub(crate) fn invitation_ca(
     settings: &ServerConfig,
     startup: &mut StartupErrorCollector,
 ) -> Result<Option<ReloadedValue<AdvertisedCa>>, NotPrepared> {

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
 
-use crate::invitations::SharedEnrolments;
+use crate::invitations::{OpenedEnrolments, next_change};
 use crate::registry::Registry;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::addresses::cluster_state::KnownNodes;
@@ -42,7 +42,7 @@ use tunnel_proto::state::LinkId;
 pub(crate) struct EdgeAuthenticator {
     tokens: ReloadedValue<NodeTokens>,
     /// The nodes that joined by invitation; `None` if that is not enabled.
-    enrolment: Option<Arc<SharedEnrolments>>,
+    enrolment: OpenedEnrolments,
     /// The Nodes of the cluster; `None` if no cluster is used.
     nodes: Option<watch::Receiver<KnownNodes>>,
     /// Whether certificates prove the edges of Nodes.
@@ -138,7 +138,7 @@ impl EdgeAuthenticator {
     /// Returns an authenticator without links. [`Self::watch_revocations`] closes those whose credentials end.
     pub(crate) fn new(
         tokens: ReloadedValue<NodeTokens>,
-        enrolment: Option<Arc<SharedEnrolments>>,
+        enrolment: OpenedEnrolments,
         nodes: Option<watch::Receiver<KnownNodes>>,
         certificates: bool,
     ) -> Arc<Self> {
@@ -150,7 +150,7 @@ impl EdgeAuthenticator {
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
     pub(crate) fn has_node(&self, node: &NodeName) -> bool {
-        self.has_line(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
+        self.has_line(node) || self.enrolment.get().is_some_and(|all| all.known().names(node))
     }
 
     /// Returns true if the token file has a separate line for the node.
@@ -214,7 +214,7 @@ impl EdgeAuthenticator {
         let judged = self.guesses.judge(from, name, &compare);
         let Err(GuessError::Wrong(mut why)) = judged else { return judged };
         let mut is_read = !self.tokens.is_stale();
-        if let Some(enrolment) = &self.enrolment {
+        if let Some(enrolment) = self.enrolment.get() {
             is_read &= enrolment.refresh().await;
             match compare() {
                 Ok(()) => {
@@ -278,11 +278,11 @@ impl EdgeAuthenticator {
     fn check_token(&self, EdgeCredentials { hello, .. }: &EdgeCredentials) -> Result<(), TokenError> {
         let tokens = self.tokens.load();
         let node = &hello.node;
-        match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
+        match self.enrolment.get().and_then(|all| all.known().proves(node, &hello.token)) {
             Some(true) => Ok(()),
             Some(false) if !tokens.has_line(node) => Err(TokenError::Joined),
             _ => tokens.verify(node, &hello.token).map_err(|why| match why {
-                TokenError::NoLine(node) if self.enrolment.is_some() => TokenError::NotJoined(node),
+                TokenError::NoLine(node) if self.enrolment.initialized() => TokenError::NotJoined(node),
                 why => why,
             }),
         }
@@ -290,7 +290,7 @@ impl EdgeAuthenticator {
 
     /// Ends the node's previous token if `hello` has the one that replaced it.
     pub(crate) fn end_previous_token(&self, hello: &EdgeHello, drain: &Drain) {
-        let Some(enrolment) = &self.enrolment else { return };
+        let Some(enrolment) = self.enrolment.get() else { return };
         if enrolment.known().replaces(&hello.node, &hello.token) {
             let enrolment = enrolment.clone();
             let hello = hello.clone();
@@ -328,20 +328,19 @@ impl EdgeAuthenticator {
     ) {
         let mut changes = self.tokens.changes();
         let mut nodes = self.nodes.clone();
-        let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
+        let mut joined = None;
         let mut known = self.tokens.load();
         loop {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                // The channels never close: `tokens` and `enrolment` hold two senders, the task that watches Nodes the
-                // third.
+                // The channels never close: `tokens` holds a sender, the task that watches Nodes another.
                 _ = changes.changed() => {
                     let read = self.tokens.load();
                     log_token_changes(&read, &known);
                     known = read;
                 }
-                _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
+                () = next_change(&self.enrolment, &mut joined) => {}
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
             }
             let all: Vec<EdgeLink> = self.lock().values().cloned().collect();
@@ -476,7 +475,7 @@ mod tests {
     }
 
     fn edge_links(tokens: &str, nodes: Option<watch::Receiver<KnownNodes>>) -> Arc<EdgeAuthenticator> {
-        EdgeAuthenticator::new(ReloadedValue::fixed(NodeTokens::parse(tokens)), None, nodes, true)
+        EdgeAuthenticator::new(ReloadedValue::fixed(NodeTokens::parse(tokens)), Arc::default(), nodes, true)
     }
 
     /// Returns these Nodes, each with whether it has the edge label.

@@ -3,44 +3,44 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tokio::sync::watch;
 use tracing::info_span;
 
-use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::InvitationStoreKind;
 use crate::invitations::shared_text::{EnrolmentStore, EtcdEnrolmentStore, FileEnrolmentStore};
 use crate::invitations::store::Enrolments;
-use crate::invitations::{JoinRefusal, SharedEnrolments};
+use crate::invitations::{AdvertisedCa, JoinRefusal, OpenedEnrolments, SharedEnrolments, next_change};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
-use crate::server::config_files::LoadedServerFiles;
 use crate::server::registry::etcd_access;
 use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::metrics::{Door, Metrics};
+use tunnel_base::metrics::Door;
+use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::enrol::{EnrolOperation, EnrolRequest};
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::printable;
 
-/// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
+/// Opens the store and watches it, if joining by invitation is enabled.
 pub(crate) fn start(
     settings: &ServerConfig,
-    files: &LoadedServerFiles,
-    readiness: &Readiness,
-    metrics: &Metrics,
-    drain: &Drain,
-) -> Option<Arc<SharedEnrolments>> {
-    let authority = files.authority.clone()?;
-    let cell = store(settings, &files.resolver)?;
+    authority: Option<ReloadedValue<AdvertisedCa>>,
+    shared: &ServerContext,
+) {
+    let Some((authority, cell)) = authority.zip(store(settings, &Resolver::system())) else { return };
+    let ServerContext { watcher, readiness, .. } = shared;
+    let LinkContext { metrics, drain, .. } = &shared.link_context;
+    watcher.watch("ca", &authority);
     let enrolment = SharedEnrolments::new(cell, authority, metrics.refusals.clone());
-    let readiness = readiness.clone();
-    let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
-    drain.spawn(info_span!("invitations"), enrolment.clone().follow(report, drain.clone()));
-    Some(enrolment)
+    if shared.enrolment.set(enrolment.clone()).is_ok() {
+        let readiness = readiness.clone();
+        let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
+        drain.spawn(info_span!("invitations"), enrolment.follow(report, drain.clone()));
+    }
 }
 
 /// Opens the store. Returns `None` if joining by invitation is not enabled.
@@ -72,8 +72,9 @@ pub(crate) async fn joined(
 }
 
 /// Judges the links and sessions of users again after each change of the store, until draining starts.
-pub(crate) async fn follow_devices(mut changes: watch::Receiver<()>, grants: Grants, drain: Drain) {
-    while let Some(Ok(())) = drain.run_until(changes.changed()).await {
+pub(crate) async fn follow_devices(enrolment: OpenedEnrolments, grants: Grants, drain: Drain) {
+    let mut changes = None;
+    while drain.run_until(next_change(&enrolment, &mut changes)).await.is_some() {
         grants.rights_changed();
     }
 }
@@ -88,7 +89,7 @@ pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
 async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     let metrics = &shared.link_context.metrics;
     // Without a store no request is read.
-    let Some(enrolment) = &shared.enrolment else { return };
+    let Some(enrolment) = shared.enrolment.get() else { return };
     if shared.stopping.is_cancelled() {
         metrics.count_refusal(Door::Links, "stopping");
         return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));

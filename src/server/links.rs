@@ -25,8 +25,6 @@ use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler, ConnectionRejection};
 use tunnel_net::listen::{TcpListenSocket, tune_link};
-use tunnel_net::reload::ReloadedValue;
-use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, UserHello};
@@ -37,7 +35,6 @@ use tunnel_proto::names::{Instance, UserDevice};
 pub(crate) fn spawn(
     listener: TcpListenSocket,
     proxies: Networks,
-    tls: ReloadedValue<ServerTls>,
     made: Option<mpsc::Receiver<LinkReader>>,
     shared: Arc<ServerContext>,
 ) {
@@ -50,7 +47,8 @@ pub(crate) fn spawn(
     let limiter = shared.pending.waiting.clone();
     let metrics = shared.link_context.metrics.clone();
     let limits = AcceptSettings { limiter, proxies, metrics, door: Door::Links, for_operators: false };
-    let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), shared.pending.handshakes.clone());
+    let handshakes =
+        TlsHandshaker::new(shared.tls.clone(), shared.pool.clone(), shared.pending.handshakes.clone());
     let handler = LinkConnectionHandler { arrivals, handshakes, shared };
     links.spawn(info_span!("grpc"), accept_loop::run(listener, limits, handler, links.clone()));
 }
@@ -279,7 +277,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         };
         let certificate = self.shared.edge_links.certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
-        let takes_enrolments = self.shared.enrolment.is_some();
+        let takes_enrolments = self.shared.enrolment.initialized();
         let waiting =
             PendingConnection { certificate, takes_enrolments, until, waiting_permit: permit, permit: turn };
         let arrivals = self.arrivals.clone();

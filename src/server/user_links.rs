@@ -193,7 +193,7 @@ async fn prove(
     shared: &ServerContext,
 ) -> Result<JoinedDevice, LinkDenial> {
     let why = "the device has not joined for this user, was revoked, or has another token";
-    let Some(enrolment) = &shared.enrolment else { return Err(LinkDenial::token(&GuessError::Wrong(why))) };
+    let enrolment = shared.enrolment.get().ok_or_else(|| LinkDenial::token(&GuessError::Wrong(why)))?;
     let name = client.to_string();
     let device = enrolment.device(client, token);
     let judged = shared.edge_links.judge_token(from, &name, || device.is_joined().then_some(()).ok_or(why));

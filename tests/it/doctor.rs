@@ -439,7 +439,7 @@ async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
         servers::config(&place, all[number], &format!("{}\n{store}", servers::peers(&all)))
     };
     let servers = [0, 1].map(|number| TestServer::from_text(&text(number)));
-    let (enrolment, node) = (servers[0].server.enrolment.as_ref().unwrap(), "edge7".parse().unwrap());
+    let (enrolment, node) = (servers[0].server.enrolment.get().unwrap(), "edge7".parse().unwrap());
     let invited = enrolment.invite(&node, None, Duration::from_secs(60), "test").await.unwrap();
     let token = "a".repeat(64);
     join_at(&servers[0], &invited.code.secret(), "edge7", &token).await.unwrap();

@@ -7,15 +7,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::future::join_all;
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tunnel::edge::Edge;
 use tunnel_base::drain::Drained;
 
 use crate::http_proxy::{body, site};
 use crate::support::clients::{
-    Answer, ESTABLISHED, assert_echo, assert_reset, head, open, rest, send_request,
+    Answer, ESTABLISHED, assert_echo, assert_reset, get, head, open, rest, send_request,
 };
 use crate::support::line::Line;
+use crate::support::live::{self, reloaded};
 use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, edge_with, start_edge};
 use crate::support::servers;
 use crate::support::{assert_eventually, spawn, targets, wait_until};
@@ -243,6 +244,41 @@ async fn an_edge_without_a_link_refuses_with_that_reason() {
             (502, "this edge is not connected to the cloud")
         );
     }
+}
+
+#[tokio::test]
+async fn a_reload_opens_the_proxy_moves_it_and_closes_it_with_its_sessions() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::with(&place, ALLOW);
+    let text = |proxy: &str| place.edge("asker", server.server.bound.grpc, proxy);
+    let (edge, config) = live::edge(&place, &text(""));
+    server.wait_for_node("asker").await;
+    let change = |proxy: &str| std::fs::write(&config, text(proxy)).unwrap();
+    let table = |at: SocketAddr| format!("[edge.http_proxy]\nlisten = \"{at}\"\n");
+    let is_open = async |at, expected: bool| {
+        let waiting = async { while TcpStream::connect(at).await.is_ok() != expected {} };
+        reloaded(assert_eventually("the port", waiting)).await;
+    };
+    let free = servers::addresses(2);
+    let (first, second) = (free[0], free[1]);
+    change(&table(first));
+    is_open(first, true).await;
+    let mut client = open(first, &in_cloud(echo)).await;
+    change(&table(second));
+    is_open(second, true).await;
+    is_open(first, false).await;
+    assert_echo(&mut client, "goes on").await;
+    // A port that cannot be opened leaves the proxy where it was.
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    change(&table(taken.local_addr().unwrap()));
+    let log = edge.bound.log.unwrap();
+    let reported =
+        async { while !get(log, "/readyz").await.body.contains("listeners: edge.http_proxy.listen") {} };
+    reloaded(assert_eventually("the port in /readyz", reported)).await;
+    assert_echo(&mut open(second, &in_cloud(echo)).await, "as before").await;
+    change("");
+    reloaded(assert_reset(&mut client)).await;
+    is_open(second, false).await;
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use tunnel_link::grpc::enrol::JoinCredentials;
 
 use crate::support::clients::assert_echo;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
-use crate::support::{pause_time, servers, targets, wait_until, wait_within};
+use crate::support::{assert_eventually, live, pause_time, servers, targets, wait_until, wait_within};
 use crate::words::LogLines;
 
 /// Starts servers that share a file of invitations. Their token file admits none of the test's nodes.
@@ -64,7 +64,7 @@ pub(crate) async fn run(socket: &Path, line: &str) -> Result<String, CommandErro
 
 /// Returns the code of an invitation for `edge7`, created at a server.
 pub(crate) async fn invited(server: &TestServer) -> String {
-    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let enrolment = server.server.enrolment.get().unwrap();
     let node = "edge7".parse().unwrap();
     enrolment.invite(&node, None, Duration::from_secs(3600), "test").await.unwrap().code.to_string()
 }
@@ -76,7 +76,7 @@ pub(crate) async fn join_at(
     name: &str,
     token: &str,
 ) -> Result<(), JoinRefusal> {
-    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let enrolment = server.server.enrolment.get().unwrap();
     let params = JoinCredentials { secret: secret.into(), name: name.into(), token: token.into() };
     enrolment.join([127, 0, 0, 1].into(), &params, |_| false).await
 }
@@ -116,7 +116,7 @@ pub(crate) async fn join_as_user(
 
 /// Returns a user's code, created at a server.
 pub(crate) async fn invited_user(server: &TestServer, user: &str, lasting: Duration) -> String {
-    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let enrolment = server.server.enrolment.get().unwrap();
     let user = format!("{user}/").parse().unwrap();
     enrolment.invite(&user, None, lasting, "test").await.unwrap().code.to_string()
 }
@@ -124,7 +124,7 @@ pub(crate) async fn invited_user(server: &TestServer, user: &str, lasting: Durat
 /// Returns true if the server accepts this proof of a user's device.
 fn is_proven(server: &TestServer, client: &str, links: &UserLinkConfig) -> bool {
     let UserCredentials::Token(_, token) = &links.proof else { panic!("{links:?}") };
-    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let enrolment = server.server.enrolment.get().unwrap();
     enrolment.device(client.parse().unwrap(), token.load()[0].reveal()).is_joined()
 }
 
@@ -372,7 +372,7 @@ async fn a_node_that_joins_again_keeps_its_sessions_and_its_token_until_the_new_
     let mut client = servers[1].open(&at("edge7", echo)).await;
     assert_echo(&mut client, "before").await;
     join(at_server, &invited(&servers[1]).await, &again).await.unwrap();
-    let store = servers[0].server.enrolment.as_ref().unwrap();
+    let store = servers[0].server.enrolment.get().unwrap();
     let node = "edge7".parse().unwrap();
     let proves = |to: &Path| {
         let token = std::fs::read_to_string(to.join("token/token")).unwrap();
@@ -395,6 +395,28 @@ async fn a_node_that_joins_again_keeps_its_sessions_and_its_token_until_the_new_
 }
 
 #[tokio::test]
+async fn a_first_store_of_invitations_needs_no_restart() {
+    let place = TestDir::new();
+    place.file("token", "other:0123456789\n");
+    let socket = place.path().join("server.sock");
+    let admin = format!("[server.admin]\nlisten = \"unix:{}\"\n", socket.display());
+    let (server, config) = live::server(&place, &place.cloud(&admin));
+    assert!(run(&socket, "invite --node edge7").await.unwrap_err().text.contains("server.invitations"));
+    let store = place.path().join("enrolled");
+    let store = format!("{admin}[server.invitations]\nstore = \"file\"\nfile = {store:?}\n");
+    std::fs::write(&config, place.cloud(&store)).unwrap();
+    let opened = async { while Box::pin(run(&socket, "invite --node edge7")).await.is_err() {} };
+    live::reloaded(assert_eventually("an invitation", opened)).await;
+    // Nodes join, link, and lose their link, as with a store from the start.
+    let to = place.path().join("etc");
+    join(server.server.bound.grpc, &invited(&server).await, &to).await.unwrap();
+    let _edge = start_edge(&settings(&to));
+    server.wait_for_node("edge7").await;
+    run(&socket, "invitations revoke edge7").await.unwrap();
+    wait_until("its link is closed", || server.link("edge7").is_none()).await;
+}
+
+#[tokio::test]
 async fn a_revoked_node_loses_its_link_at_every_server() {
     let place = TestDir::new();
     let servers = cloud(&place, 2);
@@ -404,7 +426,7 @@ async fn a_revoked_node_loses_its_link_at_every_server() {
     let _edge = start_edge(&settings(&to));
     servers[0].wait_for_node("edge7").await;
     let node = "edge7".parse().unwrap();
-    assert!(servers[1].server.enrolment.as_ref().unwrap().revoke(&node, "test").await.unwrap());
+    assert!(servers[1].server.enrolment.get().unwrap().revoke(&node, "test").await.unwrap());
     pause_time();
     wait_within(Duration::from_secs(60), "its link is closed", || servers[0].link("edge7").is_none()).await;
 }
@@ -432,7 +454,7 @@ async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_non
     assert_eq!((user.as_str(), token.load()[0].reveal().len()), ("alice", 64));
     assert!(std::fs::read_to_string(place.path().join("enrolled")).unwrap().contains("alice/laptop"));
 
-    let first = servers[0].server.enrolment.as_ref().unwrap();
+    let first = servers[0].server.enrolment.get().unwrap();
     assert!(first.refresh().await);
     for server in &servers {
         let proven =
@@ -553,7 +575,7 @@ async fn a_join_that_is_repeated_has_one_line_a_minute() {
     let store = place.path().join("enrolled");
     let server =
         TestServer::with(&place, &format!("[server.invitations]\nstore = \"file\"\nfile = {store:?}\n"));
-    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let enrolment = server.server.enrolment.get().unwrap();
     let hour = Duration::from_secs(3600);
     let code = enrolment.invite(&"node1".parse().unwrap(), None, hour, "test").await.unwrap().code;
     for _ in 0..30 {

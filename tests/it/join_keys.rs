@@ -25,7 +25,7 @@ async fn key(server: &TestServer, uses: u32, lasting: Duration) -> NewInvitation
 }
 
 async fn key_for(server: &TestServer, pattern: &str, uses: u32, lasting: Duration) -> NewInvitation {
-    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let enrolment = server.server.enrolment.get().unwrap();
     enrolment.invite(&pattern.parse().unwrap(), Some(uses), lasting, "test").await.unwrap()
 }
 
@@ -75,7 +75,7 @@ fn token(number: usize) -> String {
 
 /// Returns the number of nodes in the store.
 fn joined(server: &TestServer) -> usize {
-    server.server.enrolment.as_ref().unwrap().known().joined().len()
+    server.server.enrolment.get().unwrap().known().joined().len()
 }
 
 const MACHINES: usize = 500;
@@ -104,7 +104,7 @@ async fn five_hundred_machines_join_at_once_at_two_servers_of_which_one_is_kille
     for join in joins {
         join.await.unwrap().unwrap();
     }
-    let enrolment = second.server.server.enrolment.as_ref().unwrap();
+    let enrolment = second.server.server.enrolment.get().unwrap();
     assert!(enrolment.refresh().await);
     let proves = |number| {
         let name = format!("shop-{number}").parse().unwrap();

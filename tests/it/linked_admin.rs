@@ -128,7 +128,7 @@ async fn an_admin_makes_no_admin() {
     }
     // A node of that name is another matter.
     json(send(&alice, "POST /invitations", &self::subject("bob")).await);
-    let known = server.server.enrolment.as_ref().unwrap().known();
+    let known = server.server.enrolment.get().unwrap().known();
     assert!(known.proves_device(&"bob/laptop".parse().unwrap(), &SecretHash::of(USER_TOKEN)));
 }
 

@@ -168,7 +168,7 @@ async fn a_target_of_the_servers_direct_list_is_refused_over_a_users_link() {
     let place = TestDir::new();
     let direct = "[server.direct]\ntargets = [\"192.0.2.0/24:*\"]\n";
     let server = TestServer::with(&place, &tables(&place, direct).replace("\"node*\"", "\"*\""));
-    server.server.enrolment.as_ref().unwrap().refresh().await;
+    server.server.enrolment.get().unwrap().refresh().await;
     let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
     let answer = send_request(proxy.http, "CONNECT 192.0.2.1:80 HTTP/1.1\r\n\r\n").await;
     let expected =
@@ -183,7 +183,7 @@ async fn a_revoked_token_is_reported_at_once_and_that_of_a_new_invitation_is_rea
     let _edge = edge(&place, &server, "node1").await;
     let at_server = server.server.bound.grpc;
     let proxy = LocalProxy::start(home_of_alice(&place, at_server)).await;
-    let joined = server.server.enrolment.as_ref().unwrap();
+    let joined = server.server.enrolment.get().unwrap();
     assert!(joined.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
     wait_until("the link has ended", || proxy.links() == 0).await;
     let since = Stopwatch::start();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 use tunnel::config::Environment;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
@@ -18,7 +19,8 @@ use crate::support::clients::{assert_echo, rest};
 use crate::support::line::Line;
 use crate::support::programs::{NAME, TestDir, TestServer, assert_edge_idle, at, edge, start_edge};
 use crate::support::servers::{self, Dns, DnsScript, KillableServer};
-use crate::support::{Stopwatch, assert_eventually, remote, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, pause_time, remote, targets, wait_until};
+use crate::words::LogLines;
 
 /// Opens a session as soon as possible, within a second.
 async fn opens(server: &TestServer, target: &str) -> TcpStream {
@@ -163,6 +165,25 @@ async fn a_session_outlives_the_server_that_holds_the_link() {
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     let mut other = opens(&front, &at("node1", echo)).await;
     assert_echo(&mut other, "a new one").await;
+}
+
+#[tokio::test]
+async fn an_edge_that_moves_in_order_is_not_called_unresponsive() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let servers = servers::start(&place, 2);
+    let line = Line::to(servers[0].server.bound.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    servers[0].wait_for_node("node1").await;
+    let old = servers[0].link("node1").unwrap();
+    line.route_to(servers[1].server.bound.grpc);
+    old.link.drain();
+    servers[1].wait_for_node("node1").await;
+    wait_until("the previous link has ended", || old.link.is_closed()).await;
+    // Longer than the first server waits for the answer of that link.
+    pause_time();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(lines.count("unresponsive"), 0, "{}", lines.text());
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use tunnel::command::Format;
 use tunnel::command::config::{ConfigFileArgs, diff};
 use tunnel::config::Environment;
 use tunnel::edge::Edge;
+use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
@@ -25,7 +26,8 @@ use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, head, open
 use crate::support::line::Line;
 use crate::support::live::{self, reloaded};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
-use crate::support::{assert_eventually, remote, servers, targets, wait_until};
+use crate::support::sessions::assert_session_echo;
+use crate::support::{assert_eventually, remote, servers, targets, users, wait_until};
 
 /// Sends a request from an address of this machine, and returns the connection once it is accepted.
 async fn open_from(ip: [u8; 4], at: SocketAddr, request: &str) -> TcpStream {
@@ -491,6 +493,46 @@ async fn sessions_end_if_their_listener_trusts_another_ca_now() {
     std::fs::write(&config, text("second")).unwrap();
     reloaded(is_cut(&mut client)).await;
     assert_eq!(server.server.metrics.sessions.closed("egress", "revoked"), 1);
+}
+
+#[tokio::test]
+async fn a_reload_with_another_ca_of_users_admits_its_users_and_ends_the_links_of_the_others() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let text = |tables: &str| place.cloud(tables);
+    let table = |ca: &str| {
+        let ca = place.path().join(ca);
+        let rules = "rules = [{ users = [\"first\", \"second\"], nodes = [\"node*\"] }]";
+        format!("[server.clients]\nclient_ca = {ca:?}\nnames = [\"*\"]\n{rules}\n")
+    };
+    let (server, config) = live::server(&place, &text(""));
+    let _edge = edge(&place, &server, "node1").await;
+    let links = ["first", "second"].map(|name| {
+        let authority = CertificateAuthority::new(name, VALID).unwrap();
+        place.file(name, authority.cert());
+        let cert = place.path().join(format!("of-{name}.crt"));
+        let key = place.path().join(format!("of-{name}.key"));
+        authority.client(name).unwrap().write(&cert, &key).unwrap();
+        let proof = UserCredentials::Certificate(IdentityFiles { cert, key });
+        UserLinkConfig { proof, ..users::config(&place, "alice/laptop", &[server.server.bound.grpc]) }
+    });
+    let connect = async |config: &UserLinkConfig| {
+        loop {
+            if let Ok(linked) = UserUplinks::connect(config.clone()).await {
+                return linked;
+            }
+        }
+    };
+    let mut former = None;
+    for (ca, config_of_user) in ["first", "second"].iter().zip(&links) {
+        std::fs::write(&config, text(&table(ca))).unwrap();
+        let linked = reloaded(assert_eventually("a link", connect(config_of_user))).await;
+        let mut session = users::open(&linked, &target).await.unwrap();
+        assert_session_echo(&mut session, "is allowed").await;
+        if let Some((_, mut ended)) = former.replace((linked, session)) {
+            users::reset(&mut ended).await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -203,7 +203,7 @@ async fn a_users_session_moves_when_its_server_stops() {
     let _edge = edge(&place, &servers[1].server, "node1").await;
     let stopped =
         TestServer::from_text(&place.cloud(&format!("{}\n{}", servers::peers(&all), tables(&place, ""))));
-    stopped.server.enrolment.as_ref().unwrap().refresh().await;
+    stopped.server.enrolment.get().unwrap().refresh().await;
     let links = link(&place, "alice/laptop", &[stopped.server.bound.grpc, all[1]]).await;
     let mut session = open_once_known(&links, &at("node1", echo)).await;
     assert_session_echo(&mut session, "before").await;
@@ -401,7 +401,7 @@ async fn a_revocation_ends_the_links_and_sessions_at_its_server_and_at_another_o
     let (all, tables) = (servers::addresses(2), tables(&place, ""));
     let text = |at| servers::config(&place, at, &format!("{}\n{tables}", servers::peers(&all)));
     let [one, two] = [all[0], all[1]].map(|at| TestServer::from_text(&text(at)));
-    let [store, other] = [&one, &two].map(|server| server.server.enrolment.as_ref().unwrap());
+    let [store, other] = [&one, &two].map(|server| server.server.enrolment.get().unwrap());
     assert!(store.refresh().await && other.refresh().await);
     let _edge = edge(&place, &one, "node1").await;
     let (laptop, phone) =
@@ -540,7 +540,7 @@ async fn all_sessions_that_a_user_may_have_resume_over_a_new_link() {
     let tables = tables(&place, "[server.session]\nmax_per_client = 2");
     let killable = KillableServer::start(place.cloud(&tables)).await;
     let server = &killable.server;
-    server.server.enrolment.as_ref().unwrap().refresh().await;
+    server.server.enrolment.get().unwrap().refresh().await;
     let _edge = edge(&place, server, "node1").await;
     let line = Line::to(server.server.bound.grpc).await;
     let links = link(&place, "alice/laptop", &[line.at]).await;
@@ -599,9 +599,7 @@ async fn each_refusal_of_a_user_is_logged_with_the_reason_and_her_name() {
     let why = format!("reason=\"no rule lets alice reach port {} of node node1\"", echo.port());
     logged(&["listener=\"clients\"", "user=\"alice\" device=laptop", "result=\"revoked\"", &why]);
 
-    assert!(
-        server.server.enrolment.as_ref().unwrap().revoke(&"alice/".parse().unwrap(), "test").await.unwrap()
-    );
+    assert!(server.server.enrolment.get().unwrap().revoke(&"alice/".parse().unwrap(), "test").await.unwrap());
     wait_until("the link has ended", || alice.links() == 0).await;
     let why = "reason=\"the access of user alice was revoked\"";
     logged(&["link ended: user revoked", "user=alice device=laptop", why]);
@@ -652,7 +650,7 @@ async fn the_first_table_of_users_needs_no_restart_and_a_removed_one_ends_their_
     let with = place.cloud(&tables(&place, ""));
     let without = with.split("[server.clients]").next().unwrap().to_owned();
     let (server, file) = live::server(&place, &without);
-    server.server.enrolment.as_ref().unwrap().refresh().await;
+    server.server.enrolment.get().unwrap().refresh().await;
     let _edge = edge(&place, &server, "node1").await;
     let settings = || config(&place, "alice/laptop", &[server.server.bound.grpc]);
     let refused = UserUplinks::connect(settings()).await.unwrap_err().to_string();

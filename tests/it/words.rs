@@ -205,7 +205,7 @@ async fn no_log_level_contains_a_secret() {
         "GET {url} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer BEARER\r\nCookie: COOKIE\r\n{right}Connection: close\r\n\r\n"
     );
     assert_eq!(send_request(server.port("http_proxy"), &head).await.status, 200);
-    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let enrolment = server.server.enrolment.get().unwrap();
     let node: NodeName = "node3".parse().unwrap();
     let hour = Duration::from_secs(3600);
     let code = enrolment.invite(&Invitee::Node(node.clone()), None, hour, "test").await.unwrap().code;

@@ -44,8 +44,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         Ok(Self(Arc::new(Shared {
             value: ArcSwap::from_pointee(value),
             first: fingerprint(&contents),
-            paths,
-            parse: Box::new(parse),
+            source: ArcSwap::from_pointee(Source { paths, parse: Box::new(parse) }),
             changed: watch::Sender::new(()),
             is_stale: AtomicBool::new(false),
         })))
@@ -65,8 +64,10 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         Self(Arc::new(Shared {
             value,
             first: fingerprint(&[]),
-            paths: Vec::new(),
-            parse: Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned())),
+            source: ArcSwap::from_pointee(Source {
+                paths: Vec::new(),
+                parse: Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned())),
+            }),
             changed: watch::Sender::new(()),
             is_stale: AtomicBool::new(false),
         }))
@@ -75,6 +76,16 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
     /// Returns the current value. Call it for each use, because the result is not updated.
     pub fn load(&self) -> Arc<T> {
         self.0.value.load_full()
+    }
+
+    /// Takes over the value and the files of another one, unless that has the same files.
+    pub fn replace(&self, other: &Self) {
+        let source = other.0.source.load_full();
+        if self.0.source.load().paths != source.paths {
+            self.0.source.store(source);
+            self.0.value.store(other.load());
+            self.0.changed.send_replace(());
+        }
     }
 
     /// Returns true if the files cannot be read or parsed now, so that the value may be outdated.
@@ -113,7 +124,8 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
 
     /// Reads the files. If they have changed, stores the new value, or reports the error.
     async fn check_files(&self, seen: FileState, status: &FileErrorSlot) -> FileState {
-        let contents = match self.read_files().await {
+        let source = self.0.source.load_full();
+        let contents = match source.read().await {
             Ok(contents) => contents,
             Err(cause) => {
                 self.report_error(&cause.0, status);
@@ -134,7 +146,10 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         if seen.unsettled != Some(content) {
             return FileState { unsettled: Some(content), ..seen };
         }
-        let parsed = (self.0.parse)(&contents);
+        let parsed = (source.parse)(&contents);
+        if !Arc::ptr_eq(&source, &self.0.source.load()) {
+            return seen;
+        }
         let bad = parsed.is_err();
         match parsed {
             Ok(value) => {
@@ -147,19 +162,6 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
             Err(cause) => self.report_error(&cause, status),
         }
         FileState { content: Some(content), unsettled: None, bad }
-    }
-
-    async fn read_files(&self) -> Result<Vec<Vec<u8>>, ReloadError> {
-        let mut contents = Vec::with_capacity(self.0.paths.len());
-        for path in &self.0.paths {
-            let content = tokio::fs::read(path).await.and_then(files::decode);
-            let content = content.map_err(|cause| unreadable(path, &cause))?;
-            if content.trim_ascii().is_empty() {
-                return Err(ReloadError(format!("{} is empty; restore its content", path.display())));
-            }
-            contents.push(content);
-        }
-        Ok(contents)
     }
 
     fn report_error(&self, cause: &str, status: &FileErrorSlot) {
@@ -185,12 +187,32 @@ impl<T> fmt::Debug for ReloadedValue<T> {
 /// The current value and its files, shared by the clones of a [`ReloadedValue`].
 struct Shared<T> {
     value: ArcSwap<T>,
-    paths: Vec<PathBuf>,
-    parse: Box<Parse<T>>,
+    source: ArcSwap<Source<T>>,
     changed: watch::Sender<()>,
     is_stale: AtomicBool,
     /// Fingerprint of the first value's content.
     first: u64,
+}
+
+/// The files of a value, and how it is parsed.
+struct Source<T> {
+    paths: Vec<PathBuf>,
+    parse: Box<Parse<T>>,
+}
+
+impl<T> Source<T> {
+    async fn read(&self) -> Result<Vec<Vec<u8>>, ReloadError> {
+        let mut contents = Vec::with_capacity(self.paths.len());
+        for path in &self.paths {
+            let content = tokio::fs::read(path).await.and_then(files::decode);
+            let content = content.map_err(|cause| unreadable(path, &cause))?;
+            if content.trim_ascii().is_empty() {
+                return Err(ReloadError(format!("{} is empty; restore its content", path.display())));
+            }
+            contents.push(content);
+        }
+        Ok(contents)
+    }
 }
 
 type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
@@ -208,7 +230,7 @@ struct FileState {
 
 impl<T> fmt::Display for Shared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, path) in self.paths.iter().enumerate() {
+        for (i, path) in self.source.load().paths.iter().enumerate() {
             write!(f, "{}{}", if i == 0 { "" } else { ", " }, path.display())?;
         }
         Ok(())
@@ -253,7 +275,7 @@ impl FileWatcher {
     ///
     /// If reading or parsing fails, the old value remains, and each new error is logged once. `what` names the task.
     pub fn watch<T: Send + Sync + 'static>(&self, what: &'static str, value: &ReloadedValue<T>) {
-        if value.0.paths.is_empty() {
+        if value.0.source.load().paths.is_empty() {
             return;
         }
         let mut number = 0;

@@ -12,7 +12,7 @@ use crate::admin::status::{
     StatusResponse, Totals,
 };
 use crate::admin::{AdminContext, AdminProcess};
-use crate::invitations::SharedEnrolments;
+use crate::invitations::OpenedEnrolments;
 use crate::registry::Finder;
 use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::links::NodeLinkRole;
@@ -34,8 +34,8 @@ pub struct ServerStatusSource {
     pub max_links: usize,
     /// Kind of the record store, as a fixed word; `None` if nothing is published.
     pub publishes: Option<&'static str>,
-    /// Enrolment by invitation; `None` if disabled.
-    pub enrolment: Option<Arc<SharedEnrolments>>,
+    /// Enrolment by invitation, once it is enabled.
+    pub enrolment: OpenedEnrolments,
     /// Port to which edges link.
     pub port: u16,
 }

@@ -159,8 +159,8 @@ impl ConnectPortClient {
                                     "the server does not accept connections from this address (TLS alert access_denied, \
                                      403 without TLS); its allow_from lists those that it accepts"
                                 )),
-                                _ => failed(&format_args!(
-                                    "TLS failed: {cause}; check --ca (without it, the CAs of this system are trusted), and that the \
+                                why => failed(&format_args!(
+                                    "TLS failed: {why}; check --ca (without it, the CAs of this system are trusted), and that the \
                                      server's certificate contains {}",
                                     name.to_str()
                                 )),
@@ -224,7 +224,8 @@ impl ConnectPortClient {
 
 /// What to do if no server is reached.
 const NO_SERVER: &str = "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
-     --server. The config that tunnel init writes opens it for its own machine only";
+     --server. The config that tunnel init writes opens it for its own machine only. A user's machine needs no such port: \
+     link it with an invitation, tunnel join --user";
 
 impl fmt::Display for ConnectPortClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
