@@ -216,7 +216,7 @@ fn server() -> http1::Builder {
 
 /// Maximum number of bytes that hyper gets at once. Its buffers can hold a long head, but with such pieces they do not
 /// grow by a body, of which it queues at most 16 pieces.
-const PIECE_BYTES: usize = 8 * 1024;
+const PIECE_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -215,7 +215,7 @@ async fn one_source_cannot_take_all_permits_for_long_heads() {
 #[tokio::test]
 async fn interim_responses_arrive_before_the_final_one() {
     let place = TestDir::new();
-    let interim = "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\nConnection: x\r\nX: y\r\n\r\n";
+    let interim = "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\nConnection: x\r\nX: y\r\nContent-Length: 4\r\n\r\n";
     let target = responding_target(format!("{interim}HTTP/1.1 200 OK\r\n"), "the body").await;
     let server = server(&place, target);
     let _edge = edge(&place, &server, "node1").await;

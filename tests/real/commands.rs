@@ -30,7 +30,7 @@ fn wrong_arguments_are_reported_with_what_is_expected() {
         ("invitations revoke edge7 --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("status --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("status more", 64, "unexpected argument"),
-        ("doctor none", 64, "[possible values: server, edge]"),
+        ("doctor none", 64, "[possible values: server, edge, client]"),
         ("connect", 64, "<NODE:PORT>"),
         ("connect node1", 64, "has no port; expected host:port"),
         ("connect node1:99999", 64, "is not a port; expected 1 to 65535"),

@@ -121,6 +121,8 @@ pub(crate) fn prepare_response(
 pub(crate) fn add_interim(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
     let mut headers = headers.clone();
     KeptHopByHopHeaders { upgrade: false, trailers: false }.leave(&mut headers);
+    // It has no body, and a naive recipient would wait for one (RFC 9110, 8.6).
+    headers.remove(CONTENT_LENGTH);
     let phrase = status.canonical_reason().unwrap_or_default();
     let mut text = format!("HTTP/1.1 {} {phrase}\r\n", status.as_str()).into_bytes();
     for (name, value) in &headers {
