@@ -17,6 +17,7 @@ compiled() {
   local artifacts
   artifacts=$(cargo check --quiet --locked --package tunnel --no-default-features --features "$1" \
     --message-format json-render-diagnostics | grep -o '"[^"]*/deps/libtunnel[^"]*\.rmeta"') || return
+  # shellcheck disable=SC2001 # An expansion cannot replace in each line.
   sed 's|^"\(.*\)/lib\(.*\)rmeta"$|\1/\2d|' <<<"$artifacts" | xargs cat | tr ' ' '\n' | grep '\.rs$' | sort -u
 }
 
@@ -24,6 +25,7 @@ compiled() {
 combination() {
   local files feature paths path expected
   files=$(compiled "$1")
+  # shellcheck disable=SC2016 # The backquotes are the table's.
   while read -r feature paths; do
     for path in $paths; do
       expected=$([[ ,$1, == *,$feature,* ]] && echo compiled || echo 'left out')

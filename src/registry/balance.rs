@@ -14,8 +14,8 @@ impl Registry {
     /// fewest nodes: up to 1 % of the links here, at least one. Links with the fewest sessions come first; among equals
     /// the oldest. The caller waits for [`pause`] afterwards.
     ///
-    /// Links older than [`MIN_LINK_AGE`] are due while this server has more than 1.3 times the mean of its peers, and
-    /// otherwise those older than [`MAX_LINK_AGE`]. Plain links, and those asked lately, are never due.
+    /// Links older than `MIN_LINK_AGE` are due while this server has more than 1.3 times the mean of its peers, and
+    /// otherwise those older than `MAX_LINK_AGE`. Plain links, and those asked lately, are never due.
     pub fn links_to_move(&self, peers: &[PeerLoad]) -> Option<(SocketAddr, Vec<Arc<Link>>)> {
         let least = peers.iter().min_by_key(|peer| peer.nodes)?;
         let mean = peers.iter().map(|peer| as_f64(peer.nodes)).sum::<f64>() / as_f64(peers.len() as u64);

@@ -99,7 +99,9 @@ fn a_full_edge_refuses_sessions_and_answers_operators_and_probes() {
     let (clients, refusal) = fill(cloud.connect, target.local_addr().unwrap().port());
     assert!(refusal.contains("503") && refusal.contains(&format!("node node1: {REACHED}")), "{refusal}");
     assert!(
-        refusal.contains("hint: try again in a moment, or raise the limit there: buffer_memory of [edge.session]"),
+        refusal.contains(
+            "hint: try again in a moment, or raise the limit there: buffer_memory of [edge.session]"
+        ),
         "{refusal}"
     );
     answers_all(&place, &mut edge, &[admin, metrics], &socket);
