@@ -72,7 +72,8 @@ async fn an_edge_moves_on_request_only_to_an_address_of_its_list_and_stays_if_it
     let mut server = remote::ScriptedServer::start(&place).await;
     let other = remote::ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", server.at, ""));
-    let (here, body) = (Instance::random(), FrameKind::Drain(Some(other.at)));
+    let here = Instance::random();
+    let body = FrameKind::Drain(Some(other.at));
     let mut call = server.call().await;
     call.answer(Some(here));
     call.send(to_message(Frame { node: "node1".parse().unwrap(), body: body.clone() })).await;

@@ -88,7 +88,8 @@ async fn an_edge_without_errors_passes_all_checks() {
 
 #[tokio::test]
 async fn each_error_on_the_path_to_the_cloud_is_reported() {
-    let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
+    let place = TestDir::new();
+    let other = tempfile::tempdir().unwrap();
     let server = TestServer::start(&place);
     let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::closed_port().await);
     assert_only_check_fails(&place, &place.edge("node1", nothing, ""), "port", "refused").await;
@@ -439,7 +440,8 @@ async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
         servers::config(&place, all[number], &format!("{}\n{store}", servers::peers(&all)))
     };
     let servers = [0, 1].map(|number| TestServer::from_text(&text(number)));
-    let (enrolment, node) = (servers[0].server.enrolment.get().unwrap(), "edge7".parse().unwrap());
+    let enrolment = servers[0].server.enrolment.get().unwrap();
+    let node = "edge7".parse().unwrap();
     let invited = enrolment.invite(&node, None, Duration::from_secs(60), "test").await.unwrap();
     let token = "a".repeat(64);
     join_at(&servers[0], &invited.code.secret(), "edge7", &token).await.unwrap();
@@ -470,7 +472,8 @@ fn client_file(place: &TestDir, server: impl std::fmt::Display, user: &str, toke
 
 #[tokio::test]
 async fn a_users_device_is_checked_from_its_file_to_the_targets_that_she_may_reach() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let server = users::server(&place, "").await;
     let _edge = edge(&place, &server, "node1").await;
     let grpc = server.server.bound.grpc;
@@ -490,9 +493,11 @@ async fn a_users_device_is_checked_from_its_file_to_the_targets_that_she_may_rea
 
 #[tokio::test]
 async fn each_error_between_a_users_device_and_a_server_is_reported() {
-    let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
+    let place = TestDir::new();
+    let other = tempfile::tempdir().unwrap();
     let server = users::server(&place, "").await;
-    let (grpc, nothing) = (server.server.bound.grpc, targets::closed_port().await);
+    let grpc = server.server.bound.grpc;
+    let nothing = targets::closed_port().await;
     let text = client_file(&place, grpc, "alice", USER_TOKEN);
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
     let no_ca = text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap());

@@ -248,7 +248,8 @@ async fn an_edge_without_a_link_refuses_with_that_reason() {
 
 #[tokio::test]
 async fn a_reload_opens_the_proxy_moves_it_and_closes_it_with_its_sessions() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let server = TestServer::with(&place, ALLOW);
     let text = |proxy: &str| place.edge("asker", server.server.bound.grpc, proxy);
     let (edge, config) = live::edge(&place, &text(""));
@@ -260,7 +261,8 @@ async fn a_reload_opens_the_proxy_moves_it_and_closes_it_with_its_sessions() {
         reloaded(assert_eventually("the port", waiting)).await;
     };
     let free = servers::addresses(2);
-    let (first, second) = (free[0], free[1]);
+    let first = free[0];
+    let second = free[1];
     change(&table(first));
     is_open(first, true).await;
     let mut client = open(first, &in_cloud(echo)).await;

@@ -200,10 +200,10 @@ impl Link {
     /// Takes a frame from the source in its turn, and queues the source again if it has more to send. A relayed source
     /// that has sent its last frame leaves the link.
     fn take_frame(&self, mut turn: Turn, now: Instant) -> Option<Frame> {
-        let source = turn.entry().source.clone();
-        let mut sent = source.clone().next_frame(self.id, &mut turn, now);
+        let mut sent = turn.entry().source.clone().next_frame(self.id, &mut turn, now);
+        let source = &turn.entry().source;
         if sent.is_over {
-            self.detach_relay(&*source);
+            self.detach_relay(&**source);
         }
         let frame = sent.frame.take().map(|frame| self.frame(source.key(), frame));
         if frame.is_some() {

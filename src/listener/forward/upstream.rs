@@ -72,10 +72,6 @@ struct ReleasedSession {
     ended: Option<CopyEnd>,
     /// Why hyper stopped, if it failed.
     error: Option<hyper::Error>,
-    /// Whether its last request is not complete.
-    is_cut: bool,
-    /// Whether it has returned a response.
-    answered: bool,
 }
 
 /// A request without a response.
@@ -164,14 +160,15 @@ impl UpstreamSession {
         let error = failed.into_error();
         let is_invalid_body = error.is_user();
         let seen = describe(&error);
-        let over = self.take().map(|over| ReleasedSession { error: Some(error), ..over });
         // The access line has the status that the client gets, unless it has the one of an earlier response.
-        let why = over.and_then(|mut over| {
-            if !over.answered {
+        let answered = self.inner.lock().answered;
+        let why = self.take().and_then(|(mut over, is_cut)| {
+            over.error = Some(error);
+            if !answered {
                 let status = if is_invalid_body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY };
                 over.opened.access.status = Some(status.as_u16());
             }
-            self.end_session(over)
+            self.end_session(over, is_cut)
         });
         // What this process refused to read comes first, then the client's error, then what the remote end reports.
         let denial = match (self.head.refusal(), why) {
@@ -191,19 +188,19 @@ impl UpstreamSession {
     /// Returns the session itself, once the target has switched to another protocol.
     pub(crate) async fn switch(&self) -> Option<OpenSession> {
         poll_fn(|cx| self.inner.lock().poll(cx)).await;
-        self.take().map(|over| over.opened)
+        self.take().map(|(over, _)| over.opened)
     }
 
     /// Ends the session, if there is one, gracefully if no request is in flight. Logs the reason if the remote end has
     /// ended it.
     pub(crate) fn close(&self) {
-        if let Some(over) = self.take() {
-            self.end_session(over);
+        if let Some((over, is_cut)) = self.take() {
+            self.end_session(over, is_cut);
         }
     }
 
-    /// Takes the current session, from hyper if that has not stopped.
-    fn take(&self) -> Option<ReleasedSession> {
+    /// Takes the current session, from hyper if that has not stopped, and whether its last request is not complete.
+    fn take(&self) -> Option<(ReleasedSession, bool)> {
         let mut inner = self.inner.lock();
         let is_waiting = std::mem::take(&mut inner.in_flight);
         inner.route = None;
@@ -213,12 +210,12 @@ impl UpstreamSession {
             Some(over) => *over,
             None => inner.release(None)?,
         };
-        Some(ReleasedSession { is_cut, answered: inner.answered, ..over })
+        Some((over, is_cut))
     }
 
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
-    fn end_session(&self, over: ReleasedSession) -> Option<SessionError> {
-        let ReleasedSession { opened, ended, error, is_cut, .. } = over;
+    fn end_session(&self, over: ReleasedSession, is_cut: bool) -> Option<SessionError> {
+        let ReleasedSession { opened, ended, error } = over;
         let reset = opened.session.ended();
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
@@ -259,7 +256,7 @@ impl Inner {
         let (session, unread) = parts.io.into_inner().into_parts();
         let HttpSession { mut opened, ended, .. } = session;
         opened.buffered = [parts.read_buf, unread, opened.buffered].concat().into();
-        Some(ReleasedSession { opened, ended, error, is_cut: false, answered: self.answered })
+        Some(ReleasedSession { opened, ended, error })
     }
 }
 
