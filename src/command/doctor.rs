@@ -2,42 +2,34 @@
 //! errors.
 
 mod client_checks;
-mod edge_checks;
-mod handshakes;
+mod links;
+mod running;
 mod server_checks;
 mod service_user;
 mod tokens;
 
-use crate::command::admin_sockets;
 use std::fmt::Write as _;
-use std::io::ErrorKind;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use bytes::Bytes;
 use clap::ValueEnum;
-use http::Method;
 use serde::Serialize;
-use tokio::time::timeout;
 
-use crate::command::doctor::client_checks::check_client;
-use crate::command::doctor::edge_checks::check_edge;
-use crate::command::doctor::server_checks::check_server;
-use crate::command::doctor::service_user::files;
+use crate::command::doctor::client_checks::{caller, check_user_targets};
+use crate::command::doctor::links::{Caller, check_servers, check_targets};
+use crate::command::doctor::running::{admin_address, check_running};
+use crate::command::doctor::server_checks::{
+    check_certificate, check_dns_answer, check_hosts_file, check_nodes, check_peers,
+};
+use crate::command::doctor::service_user::check_files;
+use crate::command::doctor::tokens::check_tokens;
 use crate::command::serve::Settings;
 use crate::command::{Format, Role, json};
-use crate::config::Environment;
-use crate::config::admin_listener::AdminConfig;
-use crate::config::admin_ports::AdminPorts;
-use crate::config::listen::ListenAddress;
 use crate::startup::{NotPrepared, StartupErrorCollector};
-use tunnel_net::dial::dial;
-use tunnel_net::listen::TcpListenSocket;
-use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
+use crate::uplink::link_dialer::messages::for_user;
+use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_net::tls::pem;
-use tunnel_proto::names::{Host, NodeName, Target};
+use tunnel_proto::names::{NodeName, Target};
 
 /// Arguments of `tunnel doctor`.
 #[derive(Debug, clap::Args)]
@@ -95,6 +87,9 @@ struct Finding {
     hint: String,
 }
 
+/// What a test has given for the next ones, or the finding that it has failed.
+type Tested<T = ()> = Result<T, Finding>;
+
 /// The outcome of one check of `tunnel doctor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -108,14 +103,21 @@ enum CheckStatus {
 /// Runs all checks. `variable` returns environment variables by name.
 pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> DoctorFindings {
     let mut found = DoctorFindings::default();
+    let resolver = Resolver::system();
     let role = match args.role {
         DoctorRole::Server => Role::Server,
         DoctorRole::Edge => Role::Edge,
         DoctorRole::Client => {
-            Box::pin(check_client(args, variable, &mut found)).await;
+            if let Some((caller, links)) = found.test(async |found| caller(args, variable, found)).await {
+                found.test(async |found| check_servers(&caller, &resolver, found).await).await;
+                found.test(async |found| check_user_targets(links, args, found).await).await;
+            }
+            // The checks of links name the keys of an edge.
+            found.0.iter_mut().for_each(|finding| finding.hint = for_user(std::mem::take(&mut finding.hint)));
             return found;
         }
     };
+    // What prevents a start, the config included. Without a readable config there is nothing else to check.
     let mut startup = StartupErrorCollector::checking();
     let path = args.config.clone().unwrap_or_else(|| role.config());
     let read = Settings::examine(role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
@@ -128,57 +130,44 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Doc
     let ports = startup.ports().to_vec();
     let errors = startup.into_errors();
     for fault in errors.iter() {
-        found.add_error("config", fault.to_string(), "a config and files without errors", "");
+        found.add_error("config", fault, "a config and files without errors", "");
     }
     if errors.iter().next().is_none() {
         found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
     }
+    // The list of checks. Each has its tests with their remedies. What the running process knows is asked of it, before
+    // the checks that depend on it.
     match read {
         Ok((Settings::Cloud(settings), ..)) => {
+            let settings = &settings;
             let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
-            files(&path, public, settings.secrets(), &mut found);
-            Box::pin(check_server(&settings, args, &ports, &mut found)).await;
+            check_files(&path, public, settings.secrets(), &mut found);
+            for (key, file) in settings.server_certificates() {
+                found.test(async |found| check_certificate(&file, &key, found)).await;
+            }
+            let admin = admin_address(&settings.links.ports, &settings.admin).await;
+            check_running("server", &admin, None, &ports, &mut found).await;
+            check_nodes(settings, &mut found).await;
+            found.test(async |found| check_tokens(settings, &admin, &resolver, found).await).await;
+            found.test(async |found| check_peers(settings, &resolver, found).await).await;
+            found.test(async |found| check_hosts_file(settings, found)).await;
+            check_dns_answer(settings, args, resolver, &mut found).await;
         }
         Ok((Settings::Edge(settings), ..)) => {
+            let settings = &settings;
             let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
-            files(&path, public, settings.secrets(&path), &mut found);
-            Box::pin(check_edge(&settings, args, &ports, &mut found)).await;
+            check_files(&path, public, settings.secrets(&path), &mut found);
+            let admin = admin_address(&settings.uplink.ports, &settings.admin).await;
+            let tokens = settings.uplink.token_file.as_deref();
+            let is_linked = check_running("edge", &admin, tokens, &ports, &mut found).await;
+            if let Some(Some(caller)) = found.test(async |_| Caller::edge(settings, is_linked)).await {
+                found.test(async |found| check_servers(&caller, &resolver, found).await).await;
+            }
+            check_targets(settings, args, resolver, &mut found).await;
         }
         Err(NotPrepared) => {}
     }
     found
-}
-
-/// Records that the program on this machine hangs, or that none runs. Then it tries its `ports`, each with its key.
-fn not_responding(
-    program: &'static str,
-    at: &AdminAddress,
-    why: &NoPage,
-    ports: &[(String, SocketAddr)],
-    found: &mut DoctorFindings,
-) {
-    let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-server" };
-    let NoPage::Unreachable(why) = why else {
-        let text = format!("the {program} on this machine runs, but did not respond within {TIMEOUT:?}");
-        let hint = format!("check its state and its log, or restart it with systemctl restart {unit}");
-        return found.add_error(program, text, "a response", &hint);
-    };
-    if matches!(at, Some(ListenAddress::Port(at)) if at.port() == 0) {
-        found.add_warning(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
-    } else {
-        let text = format!("no {program} on this machine responds: {why}");
-        let hint = format!("start it with systemctl start {unit}; if it ends, see journalctl -u {unit}");
-        found.add_error(program, text, &format!("a running {program}"), &hint);
-    }
-    for (key, at) in ports {
-        // The units grant the right to ports below 1024.
-        if let Err(error) = TcpListenSocket::bind(*at)
-            && error.cause.kind() != ErrorKind::PermissionDenied
-        {
-            let hint = "end that program, or set another address";
-            found.add_error("port", format!("{key}: {error}"), "an address that is free", hint);
-        }
-    }
 }
 
 impl DoctorFindings {
@@ -214,40 +203,37 @@ impl DoctorFindings {
         json(self)
     }
 
-    fn add_ok(&mut self, check: &'static str, found: impl Into<String>) {
-        self.add(check, CheckStatus::Ok, found, "", "");
+    /// Makes a test. Adds its finding if it fails, otherwise returns what it gives.
+    async fn test<T>(&mut self, test: impl AsyncFnOnce(&mut Self) -> Tested<T>) -> Option<T> {
+        let tested = Box::pin(test(self)).await;
+        tested.map_err(|failure| self.0.push(failure)).ok()
     }
 
-    fn add_warning(&mut self, check: &'static str, found: impl Into<String>, hint: &str) {
-        self.add(check, CheckStatus::Warning, found, "", hint);
+    fn add_ok(&mut self, check: &'static str, found: impl ToString) {
+        self.0.push(Finding { status: CheckStatus::Ok, ..Finding::error(check, found, "", "") });
     }
 
-    fn add_error(&mut self, check: &'static str, found: impl Into<String>, expectation: &str, hint: &str) {
-        self.add(check, CheckStatus::Error, found, expectation, hint);
+    fn add_warning(&mut self, check: &'static str, found: impl ToString, hint: &str) {
+        self.0.push(Finding { status: CheckStatus::Warning, ..Finding::error(check, found, "", hint) });
     }
 
-    /// Returns true if what was found contains this text.
-    fn contains(&self, text: &str) -> bool {
-        self.0.iter().any(|finding| finding.found.contains(text))
+    fn add_error(&mut self, check: &'static str, found: impl ToString, expected: &str, hint: &str) {
+        self.0.push(Finding::error(check, found, expected, hint));
+    }
+}
+
+impl Finding {
+    #[expect(clippy::needless_pass_by_value, reason = "a text that was made for it, or the error of map_err")]
+    fn error(check: &'static str, found: impl ToString, expected: &str, hint: &str) -> Self {
+        let status = CheckStatus::Error;
+        Self { check, status, found: found.to_string(), expected: expected.into(), hint: hint.into() }
     }
 
-    /// Adds a refused token, with the hint of its error, and one about the server.
-    fn add_token_error(&mut self, error: impl Into<String>, hint: Option<&str>) {
+    /// Returns the finding of a refused token, with the hint of its error, and one about the server.
+    fn token(error: impl ToString, hint: Option<&str>) -> Self {
         let at_server = "check that a Node of this name has an edge label";
         let hint = hint.map_or(at_server.to_owned(), |hint| format!("{hint}; {at_server}"));
-        self.add_error("token", error, "a token or certificate that the server accepts", &hint);
-    }
-
-    fn add(
-        &mut self,
-        check: &'static str,
-        status: CheckStatus,
-        found: impl Into<String>,
-        expected: &str,
-        hint: &str,
-    ) {
-        let found = found.into();
-        self.0.push(Finding { check, status, found, expected: expected.into(), hint: hint.into() });
+        Self::error("token", error, "a token or certificate that the server accepts", &hint)
     }
 }
 
@@ -264,105 +250,6 @@ fn check_of(fault: &TlsHandshakeError) -> &'static str {
         TlsHandshakeError::NotTls | TlsHandshakeError::Protocol | TlsHandshakeError::Closed => "port",
         TlsHandshakeError::Stopping | TlsHandshakeError::AlertReceived(_) | TlsHandshakeError::Other(_) => {
             "tls"
-        }
-    }
-}
-
-/// Adds the names and the expiry of a file's certificate, and any problems with it.
-fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindings) {
-    let Some(leaf) = pem::leaf(file) else { return };
-    let summary = match certificate::summary(&leaf) {
-        Ok(summary) => summary,
-        Err(why) => {
-            let text = format!("{key}: {} {why}", file.display());
-            let expectation = "a certificate of version 3";
-            return found.add_error("certificate kind", text, expectation, "reissue it: `tunnel cert issue`");
-        }
-    };
-    let names = summary.names.join(", ");
-    let until = &summary.until;
-    if summary.oddities.is_empty() {
-        found.add_ok("certificate", format!("{key}: for {names}, valid until {until}"));
-    }
-    for CertificateWarning { about, found: odd, hint } in summary.oddities {
-        let check = match about {
-            CertWarningKind::Kind => "certificate kind",
-            CertWarningKind::Dates => "certificate dates",
-            CertWarningKind::Clock => "clock",
-        };
-        found.add_error(
-            check,
-            format!("{key}: {} {odd}", file.display()),
-            "a server certificate that is valid now",
-            hint,
-        );
-    }
-    if (0..WARN_BEFORE_EXPIRY_DAYS).contains(&summary.days) {
-        let text = format!("{key}: {} expires on {until}, in {} days", file.display(), summary.days);
-        found.add_warning(
-            "certificate dates",
-            text,
-            "renew it where its CA's key is: `tunnel cert renew`; it is re-read without a restart",
-        );
-    }
-}
-
-/// Adds the conditions of a running program, which are the lines of its `/readyz`. Most of them are warnings.
-fn add_conditions(program: &'static str, body: &str, found: &mut DoctorFindings) {
-    for line in body.lines().filter(|line| *line != "ok") {
-        match line.split(':').next() {
-            Some("link") => {
-                found.add_error(program, line, "", "see the check that fails below, or the log of the edge")
-            }
-            Some("draining") => found.add_error(program, line, "", "start it again once it has ended"),
-            Some("node_name") => found.add_error("name", line, "", "give each machine its own name"),
-            // The edge's text has the hint of its error.
-            Some("token") => found.add_token_error(line, None),
-            Some("certificates") if line.contains(" expired on ") => {
-                found.add_error("certificate dates", line, "files that are valid now", "")
-            }
-            _ => found.add_warning(program, line, ""),
-        }
-    }
-}
-
-/// Where the program with a config responds: at the port that a key sets, unless it uses TLS. Otherwise at its socket,
-/// as another program may have the default port. `None` if there is no socket.
-type AdminAddress = Option<ListenAddress>;
-
-async fn admin_address(ports: &AdminPorts, admin: &AdminConfig) -> AdminAddress {
-    let at = ports.admin_listen;
-    if !ports.is_default && admin.tls.is_none() {
-        let local = SocketAddr::new([127, 0, 0, 1].into(), at.port());
-        return Some(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
-    }
-    let env = Environment { runtime_dir: admin.runtime_dir.clone(), ..Environment::default() };
-    let sockets = admin_sockets::sockets(admin.listen.clone(), &[admin.name], &env).await;
-    sockets.into_iter().next().map(|(_, path)| ListenAddress::Unix(path))
-}
-
-/// Why the admin listener gave no page.
-enum NoPage {
-    /// It cannot be reached, or its response is wrong.
-    Unreachable(String),
-    /// It accepts connections, and does not respond.
-    Hangs,
-}
-
-/// Returns status and body of a page of the admin listener, or why there is no response.
-async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, String), NoPage> {
-    match at {
-        None => Err(NoPage::Unreachable("no admin socket at the default paths".to_owned())),
-        Some(ListenAddress::Port(at)) => {
-            let failed = |cause: String| NoPage::Unreachable(format!("{at}: {cause}"));
-            let socket = dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await;
-            let socket = socket.map_err(|cause| failed(cause.to_string()))?;
-            let page = admin_sockets::exchange(socket, Method::GET, path, Bytes::new());
-            timeout(TIMEOUT, page).await.map_err(|_| NoPage::Hangs)?.map_err(failed)
-        }
-        Some(ListenAddress::Unix(socket)) => {
-            let page = timeout(TIMEOUT, admin_sockets::ask(socket, Method::GET, path, ""));
-            page.await.map_err(|_| NoPage::Hangs)?.map_err(|error| NoPage::Unreachable(error.text))
         }
     }
 }

@@ -3,66 +3,34 @@
 use std::path::Path;
 
 use crate::command::client;
-use crate::command::doctor::edge_checks::check_servers;
-use crate::command::doctor::handshakes::Caller;
-use crate::command::doctor::{DoctorArgs, DoctorFindings, WARN_BEFORE_EXPIRY_DAYS};
+use crate::command::doctor::links::Caller;
+use crate::command::doctor::{DoctorArgs, DoctorFindings, Finding, Tested, WARN_BEFORE_EXPIRY_DAYS};
 use crate::config::Environment;
 use crate::config::edge::ServerAddress;
 use crate::listener::denial::Denial;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
-use crate::uplink::link_dialer::messages;
-use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{TlsClientConfig, Trust, certificate, pem};
 use tunnel_proto::hello::{UserHello, UserProof};
 use tunnel_proto::names::{Instance, NodeName};
 
-pub(super) async fn check_client(
+/// Reads the user's file. Returns what her program links with.
+pub(super) fn caller(
     args: &DoctorArgs,
     variable: fn(&str) -> Option<String>,
     found: &mut DoctorFindings,
-) {
+) -> Tested<(Caller, UserLinkConfig)> {
     let mut env = Environment::read(variable);
     env.client_file = args.config.clone().or(env.client_file);
-    let Some(path) = env.client_file.clone() else {
-        return found.add_error("config", "neither HOME nor XDG_CONFIG_HOME is set", "a home directory", "");
-    };
-    let config = match client::links(&env) {
-        Ok(Some(config)) => config,
-        Ok(None) => {
+    let path = env.client_file.clone().ok_or_else(|| {
+        Finding::error("config", "neither HOME nor XDG_CONFIG_HOME is set", "a home directory", "")
+    })?;
+    let config = client::links(&env)
+        .map_err(|why| Finding::error("config", why.text, "a file without errors, for this user only", ""))?
+        .ok_or_else(|| {
             let text = format!("{} names no servers to link to, or does not exist", path.display());
             let hint = "get an invitation (`tunnel invite --user`) and run `tunnel join --user`";
-            return found.add_error("config", text, "servers, and what proves this user", hint);
-        }
-        Err(why) => {
-            return found.add_error("config", why.text, "a file without errors, for this user only", "");
-        }
-    };
-    let Some(caller) = caller(&config, &path, found) else { return };
-    let proxy = match config.proxy.parse() {
-        Ok(proxy) => proxy,
-        Err(why) => return found.add_error("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
-    };
-    let name = config.tls_server_name.as_ref();
-    let servers = config
-        .servers
-        .iter()
-        .map(|at| ServerAddress { at: at.clone(), dns: name.unwrap_or(&at.host).clone() });
-    let servers: Vec<_> = servers.collect();
-    let mut made = DoctorFindings::default();
-    let resolver = Resolver::system();
-    check_servers(&caller, &servers, "servers in client.toml", proxy.as_ref(), &resolver, &mut made).await;
-    let is_linked = made.0.iter().any(|finding| finding.check == "dialect");
-    for finding in &mut made.0 {
-        finding.hint = messages::for_user(std::mem::take(&mut finding.hint));
-    }
-    found.0.append(&mut made.0);
-    if is_linked && !args.target.is_empty() {
-        check_targets(config, args, found).await;
-    }
-}
-
-/// Returns what the user's program links with.
-fn caller(config: &UserLinkConfig, path: &Path, found: &mut DoctorFindings) -> Option<Caller> {
+            Finding::error("config", text, "servers, and what proves this user", hint)
+        })?;
     let (name, proof, identity) = match &config.proof {
         UserCredentials::Token(user, tokens) => {
             let token = tokens.load().first().map(|token| token.reveal().to_owned()).unwrap_or_default();
@@ -75,18 +43,25 @@ fn caller(config: &UserLinkConfig, path: &Path, found: &mut DoctorFindings) -> O
         }
     };
     let trust = config.ca.clone().map_or(Trust::System, Trust::Ca);
-    let tls = match (TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }).load() {
-        Ok(tls) => tls.load(),
-        Err(why) => {
-            found.add_error("config", why.to_string(), "files that belong together", "");
-            return None;
-        }
-    };
+    let tls = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load();
+    let tls = tls.map_err(|why| Finding::error("config", why, "files that belong together", ""))?.load();
     found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
+    let servers = config.servers.iter().map(|at| {
+        let dns = config.tls_server_name.as_ref().unwrap_or(&at.host);
+        ServerAddress { at: at.clone(), dns: dns.clone() }
+    });
     let instance = Instance::random();
     let hello = UserHello { proof, device: config.device.clone(), instance, is_backup: false };
-    let hello = Some((instance, hello.request()));
-    Some(Caller { tls, ca_key: "ca in client.toml", node: NodeName::none(), name, hello })
+    let caller = Caller {
+        servers: (servers.collect(), "servers in client.toml"),
+        proxy: config.proxy.clone(),
+        tls,
+        ca_key: "ca in client.toml",
+        node: NodeName::none(),
+        name,
+        hello: Some((instance, hello.request())),
+    };
+    Ok((caller, config))
 }
 
 /// Checks whether a client's certificate is valid, and for how long.
@@ -101,18 +76,21 @@ fn check_dates(file: &Path, found: &mut DoctorFindings) {
     }
 }
 
-/// Opens a session to each target. Only a server knows the user's rights, and whether the node is connected.
-async fn check_targets(config: UserLinkConfig, args: &DoctorArgs, found: &mut DoctorFindings) {
-    let links = match UserUplinks::connect(config).await {
-        Ok(links) => links,
-        Err(why) => return found.add_error("link", why.to_string(), "a link", "run this again"),
-    };
+/// Opens a session to each target if a server has accepted the user. Only a server knows her rights, and whether the
+/// node is connected.
+pub(super) async fn check_user_targets(
+    config: UserLinkConfig,
+    args: &DoctorArgs,
+    found: &mut DoctorFindings,
+) -> Tested {
+    if args.target.is_empty() || !found.0.iter().any(|finding| finding.check == "dialect") {
+        return Ok(());
+    }
+    let links = UserUplinks::connect(config).await;
+    let links = links.map_err(|why| Finding::error("link", why, "a link", "run this again"))?;
     for target in &args.target {
         match links.open(target).await {
-            Ok(session) => {
-                found.add_ok("target", format!("{target}: the servers open a session for this user"));
-                drop(session);
-            }
+            Ok(_) => found.add_ok("target", format!("{target}: the servers open a session for this user")),
             Err(error) => {
                 let denial = Denial::of_user(error.why, &links.route);
                 let text = format!("{target}: {denial}");
@@ -121,4 +99,5 @@ async fn check_targets(config: UserLinkConfig, args: &DoctorArgs, found: &mut Do
         }
     }
     links.close().await;
+    Ok(())
 }

@@ -8,7 +8,7 @@ use crate::command::doctor::DoctorFindings;
 use tunnel_net::reload::is_world_readable;
 
 /// Checks that the service may read its files, and that no other user may read its secrets.
-pub(super) fn files(
+pub(super) fn check_files(
     config: &Path,
     public: Vec<(String, PathBuf)>,
     secrets: Vec<(String, PathBuf)>,

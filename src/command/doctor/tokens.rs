@@ -3,7 +3,8 @@
 use tokio::time::timeout;
 
 use crate::admin::nodes::NodesResponse;
-use crate::command::doctor::{AdminAddress, DoctorFindings, TIMEOUT, fetch_page};
+use crate::command::doctor::running::{AdminAddress, fetch_page};
+use crate::command::doctor::{DoctorFindings, Finding, TIMEOUT, Tested};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
 use tunnel_base::files;
@@ -13,44 +14,34 @@ use tunnel_proto::names::NodeName;
 use tunnel_proto::printable::one_line;
 
 /// Counts the nodes with a token, and reports tokens that are missing, faulty, shared or unknown to a peer.
-pub(super) async fn check(
+pub(super) async fn check_tokens(
     settings: &ServerConfig,
     admin: &AdminAddress,
     resolver: &Resolver,
     found: &mut DoctorFindings,
-) {
+) -> Tested {
+    let joined = timeout(TIMEOUT, invitations::joined(settings, resolver)).await.map_err(|_| {
+        let text = format!("the store of invitations did not answer within {TIMEOUT:?}");
+        let hint = "check that it runs and is reachable";
+        Finding::error("token", text, "the store of invitations", hint)
+    })?;
+    let joined = joined.transpose().map_err(|why| {
+        let hint = "check store and its keys in [server.invitations]";
+        Finding::error("token", why, "the store of invitations", hint)
+    })?;
     let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
-    let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
-        Ok(None) => None,
-        Ok(Some(Ok(nodes))) => Some(nodes),
-        Ok(Some(Err(why))) => {
-            let hint = "check store and its keys in [server.invitations]";
-            return found.add_error("token", why, "the store of invitations", hint);
-        }
-        Err(_) => {
-            let text = format!("the store of invitations did not answer within {TIMEOUT:?}");
-            return found.add_error(
-                "token",
-                text,
-                "the store of invitations",
-                "check that it runs and is reachable",
-            );
-        }
-    };
-    let Ok(text) = files::read_text(&settings.links.token_file) else { return };
+    let file = &settings.links.token_file;
+    let Ok(text) = files::read_text(file) else { return Ok(()) };
     let tokens = NodeTokens::parse(&text);
-    let own =
+    let is_own =
         |(name, entry): &&(&str, TokenLineState)| *name != "default" && *entry != TokenLineState::Blocked;
-    let own = tokens.entries().iter().filter(own).count();
+    let own = tokens.entries().iter().filter(is_own).count();
     let by_invitation = joined.as_ref().map(|nodes| format!(", {} joined by invitation", nodes.len()));
-    let own =
-        format!("nodes with their own token: {own} in the token file{}", by_invitation.unwrap_or_default());
+    let by_invitation = by_invitation.unwrap_or_default();
+    let own = format!("nodes with their own token: {own} in the token file{by_invitation}");
     if tokens.has_default() {
-        found.add_warning(
-            "token",
-            format!("{own}; all others share one token"),
-            "anyone with the shared token can use any name; give each node its own line",
-        );
+        let hint = "anyone with the shared token can use any name; give each node its own line";
+        found.add_warning("token", format!("{own}; all others share one token"), hint);
     } else if tokens.is_empty() && joined.is_none() && !certificates {
         let hint =
             "add a line NODE:TOKEN for each node, or set store in [server.invitations] and invite them";
@@ -59,11 +50,7 @@ pub(super) async fn check(
         found.add_ok("token", format!("{own}; no other token is valid"));
     }
     for (line, error) in tokens.errors() {
-        found.add_warning(
-            "token",
-            format!("{}, line {line}: {error}", settings.links.token_file.display()),
-            "",
-        );
+        found.add_warning("token", format!("{}, line {line}: {error}", file.display()), "");
     }
     if !tokens.has_default() && !certificates {
         let joined = joined.unwrap_or_default();
@@ -72,6 +59,7 @@ pub(super) async fn check(
             |node: &NodeName| !tokens.is_blocked(node) && (tokens.has_line(node) || has_joined(node));
         check_unknown_nodes(admin, is_known, found).await;
     }
+    Ok(())
 }
 
 /// Reports nodes that are linked to peers, but that this server would refuse: not all servers have the same tokens.

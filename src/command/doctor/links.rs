@@ -1,0 +1,301 @@
+//! Links to servers, as an edge or a user's program makes them: DNS, proxy, connection, TLS, whether the server accepts
+//! the caller, and whether large packets arrive. Targets of an edge.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use http::HeaderMap;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+
+use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
+use crate::command::doctor::{DoctorArgs, DoctorFindings, Finding, TIMEOUT, Tested, check_of};
+use crate::config::ProxyVariables;
+use crate::config::edge::ServerAddress;
+use crate::edge::config::EdgeConfig;
+use crate::uplink::link_dialer::messages::{connection_hint, hint as tls_remedy, refusal_hint, user_hint};
+use tunnel_base::drain::Drain;
+use tunnel_base::files;
+use tunnel_base::metrics::Metrics;
+use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::dial::LinkDialError;
+use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_net::dial::dial;
+use tunnel_net::http_proxy::OutboundProxy;
+use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::path_mtu::{self, REMEDY};
+use tunnel_net::pool::BufferPool;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::socket::Buffered;
+use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
+use tunnel_proto::frame::ErrorCode;
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Host, Instance, NodeName, Target};
+
+/// The edge or the user's program that would link.
+pub(super) struct Caller {
+    /// Its servers, and the key that has them.
+    pub(super) servers: (Vec<ServerAddress>, &'static str),
+    pub(super) proxy: ProxyVariables,
+    /// Its TLS with servers.
+    pub(super) tls: Arc<ClientConfig>,
+    /// The key of the CAs that sign the servers' certificates.
+    pub(super) ca_key: &'static str,
+    /// Its node, or no node of a user's program.
+    pub(super) node: NodeName,
+    /// Its name in the findings.
+    pub(super) name: String,
+    /// Its instance and the metadata that prove it. `None` while the edge of this node is linked: for the servers, this
+    /// command is another process with the node's name, so it proves nothing.
+    pub(super) hello: Option<(Instance, HeaderMap)>,
+}
+
+impl Caller {
+    /// Returns what the edge links with; `None` if its files have errors, which the check of the config has reported.
+    pub(super) fn edge(settings: &EdgeConfig, is_linked: bool) -> Tested<Option<Self>> {
+        let uplink = &settings.uplink;
+        let has_token = uplink.token.is_some() || uplink.token_file.is_some();
+        let certificate = settings.csr.as_ref().filter(|_| !has_token).map(|csr| &csr.file);
+        if let Some(file) = certificate.filter(|file| !file.exists()) {
+            let hint = "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
+            let text = format!("{} does not exist yet", file.display());
+            return Err(Finding::error("certificate", text, "a certificate, or a token", hint));
+        }
+        let identity = certificate.map(|file| IdentityFiles { cert: file.clone(), key: file.clone() });
+        let trust = Trust::Ca(uplink.ca.clone());
+        let Ok(tls) = (TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }).load() else {
+            return Ok(None);
+        };
+        let text = match (&uplink.token, &uplink.token_file) {
+            (Some(token), _) => token.reveal().to_owned(),
+            (None, Some(file)) => files::read_text(file).unwrap_or_default(),
+            (None, None) => String::new(),
+        };
+        let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+        let instance = Instance::random();
+        let node = uplink.node.clone();
+        Ok(Some(Self {
+            servers: (uplink.server_addresses().collect(), "edge.uplink.servers"),
+            proxy: uplink.proxy.clone(),
+            tls: tls.load(),
+            ca_key: "edge.uplink.ca",
+            name: node.to_string(),
+            hello: (!is_linked).then(|| (instance, EdgeHello::edge_request(&node, token, instance))),
+            node,
+        }))
+    }
+}
+
+/// Checks that each server can be reached, and accepts the caller.
+pub(super) async fn check_servers(
+    caller: &Caller,
+    resolver: &Resolver,
+    found: &mut DoctorFindings,
+) -> Tested {
+    let proxy = caller.proxy.parse();
+    let proxy = proxy.map_err(|why| Finding::error("proxy", why, "", "correct HTTPS_PROXY, or unset it"))?;
+    for server in &caller.servers.0 {
+        let proxy = proxy.as_ref().filter(|proxy| proxy.applies_to(&server.at));
+        found.test(async |found| check_server(caller, server, proxy, resolver, found).await).await;
+    }
+    Ok(())
+}
+
+/// Connects to a server, through the proxy if there is one, and makes the handshakes.
+async fn check_server(
+    caller: &Caller,
+    server: &ServerAddress,
+    proxy: Option<&OutboundProxy>,
+    resolver: &Resolver,
+    found: &mut DoctorFindings,
+) -> Tested {
+    let (to, key) = proxy.map_or((&server.at, caller.servers.1), |proxy| (proxy.at(), "HTTPS_PROXY"));
+    let addresses = resolver.lookup_target(to).await.map_err(|why| {
+        let hint = format!("check {key}, and the DNS servers of this machine");
+        Finding::error("dns", format!("{}: {why}", to.host), "an address", &hint)
+    })?;
+    if let Host::Name(name) = &to.host {
+        let shown: Vec<_> = addresses.iter().map(|at| at.ip().to_string()).collect();
+        found.add_ok("dns", format!("{name} resolves to {}", shown.join(", ")));
+    }
+    let (check, reached) = match proxy {
+        Some(proxy) => ("proxy", format!("{} is reached through {} (HTTPS_PROXY)", server.at, proxy.at())),
+        None => ("port", format!("{} accepts connections", server.at)),
+    };
+    let connect = async |again: Option<SocketAddr>| {
+        let addresses = again.map_or_else(|| addresses.clone(), |at| vec![at]);
+        let Some(proxy) = proxy else {
+            return dial(&server.at.host, &addresses, TIMEOUT).await.map_err(|why| {
+                let hint = connection_hint(why.first());
+                DoctorFindings(vec![Finding::error(check, why, "a server that listens there", hint)])
+            });
+        };
+        proxy.connect(&addresses, &server.at, TIMEOUT).await.map_err(|why| {
+            let hint = "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
+            DoctorFindings(vec![Finding::error(check, why, "a proxy that connects to the server", hint)])
+        })
+    };
+    // Each attempt has its own findings: of those that run at once, only one counts.
+    let last = Cell::new(None);
+    let before: &DoctorFindings = found;
+    let shake = async |socket: TcpStream, _| {
+        last.set(socket.peer_addr().ok());
+        let mut made = DoctorFindings::default();
+        made.add_ok(check, &reached);
+        match made.test(async |made| link(caller, server, socket, before, made).await).await {
+            Some(()) => Ok(made),
+            None => Err(made),
+        }
+    };
+    let (Ok(made) | Err(made)) = path_mtu::handshake(connect, shake).await;
+    let answered = made.is_well();
+    found.0.extend(made.0);
+    let Some(ip) = last.get().map(|at| at.ip()) else { return Ok(()) };
+    match path_mtu::packet_loss(ip) {
+        Some(loss) => found.add_error("packets", loss, "a path for packets of any size", REMEDY),
+        None if path_mtu::is_suspected(ip) => {
+            let text = format!("{} answered only the second connection, which used small packets", server.at);
+            let hint = "run this again; if it says the same, large packets may be lost (MTU)";
+            found.add_warning("packets", text, hint);
+        }
+        None if answered => found.add_ok("packets", format!("large packets to {} arrive", server.at)),
+        None => {}
+    }
+    Ok(())
+}
+
+/// Makes the handshakes of TLS and of the link as the caller does, and closes the link at once. Only this tests whether
+/// token, name and version are accepted. `before` are the findings of earlier checks. Fails if the server has not
+/// answered.
+async fn link(
+    caller: &Caller,
+    server: &ServerAddress,
+    socket: TcpStream,
+    before: &DoctorFindings,
+    found: &mut DoctorFindings,
+) -> Tested {
+    let at = &server.at;
+    // An error of the name was already reported by the check of the config.
+    let Ok(name) = tls::server_name(&server.dns.to_string()) else { return Ok(()) };
+    // TLS: most errors of certificates show here.
+    let socket = Buffered::new(socket, BufferPool::new());
+    let secured = TlsConnector::from(Arc::clone(&caller.tls)).connect(name, socket);
+    let secured = timeout(TIMEOUT, secured).await.map_err(|_| {
+        let hint = "check that the program that listens there is a server, and not stopped or overloaded";
+        Finding::error("tls", format!("{at}: no TLS handshake within {TIMEOUT:?}"), "", hint)
+    })?;
+    let io = secured.map_err(|error| {
+        let fault = TlsHandshakeError::of(&error);
+        let expectation = format!("a certificate for {}, signed by {}", server.dns, caller.ca_key);
+        Finding::error(check_of(&fault), format!("{at}: {fault}"), &expectation, tls_remedy(&fault))
+    })?;
+    found.add_ok("tls", format!("{at} presents a certificate for {} from our CA", server.dns));
+    // The call for a link, by a process that keeps no session.
+    let metrics = Metrics::edge();
+    let limits = SessionLimits {
+        windows: WindowLimits { start: 32 * 1024, max: 32 * 1024 },
+        memory: 1 << 20,
+        sessions: 1,
+        resume_timeout: Duration::ZERO,
+    };
+    let (instance, metadata) = caller.hello.clone().unwrap_or_else(|| (Instance::random(), HeaderMap::new()));
+    let table = SessionTable::new(instance, limits, metrics.clone());
+    let link_context = LinkContext::new(table, metrics, Drain::new());
+    let authority = Target { host: server.dns.clone(), port: at.port }.to_string();
+    let why = match tunnel_link::grpc::dial::dial(io, &authority, &caller.node, metadata, &link_context).await
+    {
+        Ok(reader) => {
+            found.add_ok("token", format!("{at} accepts it for {}", caller.name));
+            if reader.link.abilities.resumes {
+                found.add_ok("dialect", reader.link.generation());
+            } else {
+                let text = "the server is a program of SuperEdge, so a session ends with its link";
+                found.add_warning("dialect", text, "run this program as the server too");
+            }
+            reader.link.close();
+            return Ok(());
+        }
+        Err(why) => why,
+    };
+    // A refusal is an answer too: it shows that large packets arrive.
+    let is_refused = matches!(why, LinkDialError::Refused { .. });
+    let failure = if is_refused && caller.hello.is_none() {
+        return Ok(());
+    } else if is_refused && caller.node == NodeName::none() {
+        let check = if why.is_denied() { "token" } else { "link" };
+        let hint = user_hint(&why).unwrap_or("ask the operator, who finds the reason in the server's log");
+        Finding::error(check, &why, "a server that permits links of this user", hint)
+    } else if why.is_token_refused() {
+        // A running edge has reported the same error with its hint.
+        let is_new = |hint: &&str| !before.0.iter().any(|finding| finding.found.contains(*hint));
+        Finding::token(&why, refusal_hint(&why).filter(is_new))
+    } else if why.is_name_taken() {
+        let hint = "give each machine its own name (node, or NODE_NAME)";
+        Finding::error("name", &why, "a name that no other machine has", hint)
+    } else {
+        Finding::error("link", &why, "a link", refusal_hint(&why).unwrap_or("see the server's log"))
+    };
+    if !is_refused && !matches!(why, LinkDialError::OtherVersion(_)) {
+        return Err(failure);
+    }
+    found.0.push(failure);
+    Ok(())
+}
+
+/// Dials targets as the edge does.
+pub(super) async fn check_targets(
+    settings: &EdgeConfig,
+    args: &DoctorArgs,
+    resolver: Resolver,
+    found: &mut DoctorFindings,
+) {
+    let dialer = TargetDialer {
+        place: TargetDialerRole::Node(settings.uplink.node.clone()),
+        own: LocalAddresses::of_interfaces(settings.own.clone()),
+        targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
+        resolver,
+    };
+    for target in &args.target {
+        match dialer.dial(target, TIMEOUT).await {
+            Ok(_) => found.add_ok("target", format!("{target} accepts connections")),
+            Err(why) => {
+                let (expectation, hint) = target_remedy(why.refusal.code);
+                found.add_error("target", why.refusal.reason, expectation, hint);
+            }
+        }
+    }
+}
+
+/// Returns what was expected of a target that was not dialled because of this error, and a hint.
+fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
+    match code {
+        ErrorCode::NotAllowed => (
+            "a target that the edge may dial",
+            "add it to targets in [edge.allow], and keep the entries of the list",
+        ),
+        ErrorCode::TargetTimeout => {
+            ("a target that answers", "check its address, and that no firewall drops connections to it")
+        }
+        _ => ("a target that accepts connections", "start the service, and check its address and port"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doctor_gives_different_remedies_for_forbidden_refused_and_silent_targets() {
+        let codes = [ErrorCode::NotAllowed, ErrorCode::TargetUnreachable, ErrorCode::TargetTimeout];
+        let [forbidden, refused, silent] = codes.map(|code| target_remedy(code).1);
+        assert!(forbidden.contains("[edge.allow]") && refused.contains("start the service"));
+        assert!(silent.contains("firewall") && !refused.contains("edge.allow"));
+    }
+}
