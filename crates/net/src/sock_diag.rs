@@ -1,7 +1,7 @@
 //! Queries the kernel about a socket (`sock_diag`, as `ss` does). No privilege is needed.
 
 use std::io::{self, Read as _};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -72,6 +72,44 @@ pub fn remote_user(socket: &TcpStream) -> io::Result<u32> {
     has_process.then(|| number(answer, WQUEUE + 4)).flatten().ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// A listening socket.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ListeningSocket {
+    /// The address that it is bound to.
+    pub(super) at: SocketAddr,
+    /// The user of the process that opened it.
+    pub(super) user: u32,
+    /// The kernel's number of it, which no other socket has or will have.
+    pub(super) cookie: u64,
+}
+
+/// Returns the socket that accepts connections to an address, as the kernel chooses it.
+///
+/// # Errors
+///
+/// The system does not report it.
+pub(super) fn listening_at(at: SocketAddr) -> io::Result<Option<ListeningSocket>> {
+    let nobody = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let mut room = [0; ROOM];
+    let Some(answer) = if_found(query(at, SocketAddr::new(nobody, 0), &[], &mut room))? else {
+        return Ok(None);
+    };
+    let socket = ListeningSocket::parse(answer, at.port());
+    socket.map(Some).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+impl ListeningSocket {
+    fn parse(answer: &[u8], port: u16) -> Option<Self> {
+        let ip = answer.get(SOURCE..)?;
+        let ip: IpAddr = match *answer.get(netlink::HEADER_LEN)? {
+            netlink::AF_INET => (*ip.first_chunk::<4>()?).into(),
+            _ => (*ip.first_chunk::<16>()?).into(),
+        };
+        let at = SocketAddr::new(ip, port);
+        Some(Self { at, user: number(answer, WQUEUE + 4)?, cookie: long(answer, COOKIE)? })
+    }
+}
+
 /// Queries the kernel about a socket. Returns `None` if it is closed.
 fn query_open<'a>(
     socket: &TcpStream,
@@ -79,10 +117,14 @@ fn query_open<'a>(
     room: &'a mut [u8; ROOM],
 ) -> io::Result<Option<&'a [u8]>> {
     let Ok(to) = socket.peer_addr() else { return Ok(None) };
-    match query(socket.local_addr()?, to, attributes, room) {
-        Ok(answer) => Ok(Some(answer)),
+    if_found(query(socket.local_addr()?, to, attributes, room))
+}
+
+/// Returns `None` instead of the kernel's error that there is no such socket.
+fn if_found(answer: io::Result<&[u8]>) -> io::Result<Option<&[u8]>> {
+    match answer {
         Err(cause) if Errno::from_io_error(&cause) == Some(Errno::NOENT) => Ok(None),
-        Err(cause) => Err(cause),
+        answer => answer.map(Some),
     }
 }
 
@@ -173,6 +215,10 @@ pub(super) fn long(answer: &[u8], at: usize) -> Option<u64> {
 const NETLINK_SOCK_DIAG: i32 = 4;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const IPPROTO_TCP: u8 = 6;
+/// Offset of the socket's own address: after the header, family and state, and the two ports.
+const SOURCE: usize = netlink::HEADER_LEN + 8;
+/// Offset of `idiag_cookie`: after the two addresses and the interface.
+const COOKIE: usize = SOURCE + 36;
 /// Offset of `idiag_rqueue`: after the header, family and state, the two addresses, and the timer.
 pub(super) const RQUEUE: usize = netlink::HEADER_LEN + 4 + 48 + 4;
 /// Offset of `idiag_wqueue`.

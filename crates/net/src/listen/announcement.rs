@@ -6,13 +6,15 @@
 //! namespace, like loopback. So they work across users and containers, need no privileges or directory, and end
 //! with their process. No process connects to one: the kernel lists them, and their owners.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use parking_lot::Mutex;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::sock_diag;
+use crate::sock_diag::{listening_at, unix_sockets};
 
 /// The announcement of a port, until dropped.
 #[derive(Debug)]
@@ -42,13 +44,11 @@ impl PortAnnouncement {
 /// Any user can announce a port, so an announcement is only trusted from the user who also listens on it.
 pub fn announced(addresses: &[SocketAddr], own: &[IpAddr]) -> Vec<SocketAddr> {
     let is_here = |ip: IpAddr| ip.is_loopback() || own.iter().any(|own| own.to_canonical() == ip);
-    let mut here = addresses.to_vec();
-    here.retain(|at| is_here(destination(*at).ip()));
-    if !here.is_empty() {
-        let announcements = announcements();
-        here.retain(|at| is_announced(destination(*at), &announcements));
-    }
-    here
+    addresses
+        .iter()
+        .copied()
+        .filter(|at| is_here(destination(*at).ip()) && is_announced(destination(*at)))
+        .collect()
 }
 
 /// Returns where a connection to an address goes: for the unspecified address that is loopback.
@@ -61,76 +61,62 @@ fn destination(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, at.port())
 }
 
-fn is_announced(at: SocketAddr, announcements: &[(SocketAddr, Option<u32>)]) -> bool {
-    // An IPv6 socket may also accept IPv4 connections, and then has the mapped address.
-    let of_ipv4: &[IpAddr] = match at.ip() {
-        IpAddr::V4(ip) => &[Ipv4Addr::UNSPECIFIED.into(), ip.to_ipv6_mapped().into()],
-        IpAddr::V6(_) => &[],
-    };
-    let mut listening = [at.ip(), Ipv6Addr::UNSPECIFIED.into()].into_iter().chain(of_ipv4.iter().copied());
-    listening.any(|ip| {
-        let at = SocketAddr::new(ip, at.port());
-        let owners: Vec<_> =
-            announcements.iter().filter(|(of, _)| *of == at).map(|(_, owner)| *owner).collect();
-        !owners.is_empty()
-            && match listener(at) {
-                Ok(listener) => {
-                    listener.is_some() && owners.iter().any(|owner| owner.is_none() || *owner == listener)
-                }
-                // If the kernel's list cannot be read, only the users who can listen anywhere are trusted.
-                Err(_) => {
-                    let trusted = [None, Some(0), Some(rustix::process::geteuid().as_raw())];
-                    owners.iter().any(|owner| trusted.contains(owner))
-                }
+fn is_announced(at: SocketAddr) -> bool {
+    match listening_at(at) {
+        Ok(None) => false,
+        Ok(Some(listener)) => {
+            if UNANNOUNCED.lock().contains(&listener.cookie) {
+                return false;
             }
-    })
+            let is_its = |(of, owner): &(_, Option<u32>)| {
+                *of == listener.at && owner.is_none_or(|owner| owner == listener.user)
+            };
+            let Ok(announcements) = announcements() else { return false };
+            let is_announced = announcements.iter().any(is_its);
+            if !is_announced {
+                let mut known = UNANNOUNCED.lock();
+                if known.len() == MAX_UNANNOUNCED {
+                    known.clear();
+                }
+                known.insert(listener.cookie);
+            }
+            is_announced
+        }
+        // If the kernel does not name the listener, only the users who can listen anywhere are trusted.
+        Err(_) => {
+            let trusted = [None, Some(0), Some(rustix::process::geteuid().as_raw())];
+            let leads = |of: SocketAddr| {
+                let is_everywhere = of.ip().is_unspecified() && (of.is_ipv6() || at.is_ipv4());
+                of.port() == at.port() && (is_everywhere || of.ip().to_canonical() == at.ip())
+            };
+            let announcements = announcements().unwrap_or_default();
+            announcements.iter().any(|(of, owner)| leads(*of) && trusted.contains(owner))
+        }
+    }
 }
 
 /// Returns the announced ports, each with the owner of the announcement if the kernel tells it.
-fn announcements() -> Vec<(SocketAddr, Option<u32>)> {
+///
+/// # Errors
+///
+/// The system does not list them, or there are too many open files.
+fn announcements() -> io::Result<Vec<(SocketAddr, Option<u32>)>> {
     let mut found = Vec::new();
-    let listed = sock_diag::unix_sockets(|name, owner| {
+    let listed = unix_sockets(|name, owner| {
         found.extend(name.strip_prefix(b"\0").and_then(address).map(|at| (at, owner)));
     });
     if listed.is_err() {
         // A kernel without this query has a list without owners, where @ stands for the first byte.
-        let list = fs::read("/proc/self/net/unix").unwrap_or_default();
+        let list = fs::read("/proc/self/net/unix")?;
         let names = list.split(|byte| b" \n".contains(byte)).filter_map(|word| word.strip_prefix(b"@"));
         found = names.filter_map(address).map(|at| (at, None)).collect();
     }
-    found
+    Ok(found)
 }
 
 /// Returns the address in the name of an announcement, which older programs make without a suffix.
 fn address(name: &[u8]) -> Option<SocketAddr> {
     str::from_utf8(name).ok()?.strip_prefix(PREFIX)?.split('/').next()?.parse().ok()
-}
-
-/// Returns the user who listens on a port, from the kernel's list.
-pub(super) fn listener(at: SocketAddr) -> io::Result<Option<u32>> {
-    let hex = |octets: &[u8]| -> String {
-        // The kernel prints words in native byte order.
-        let words = octets.chunks_exact(4).filter_map(|word| word.try_into().ok());
-        words.map(|word| format!("{:08X}", u32::from_ne_bytes(word))).collect()
-    };
-    let (list, ip) = match at.ip() {
-        IpAddr::V4(ip) => ("/proc/self/net/tcp", hex(&ip.octets())),
-        IpAddr::V6(ip) => ("/proc/self/net/tcp6", hex(&ip.octets())),
-    };
-    let local_address = format!("{ip}:{:04X}", at.port());
-    for line in BufReader::new(File::open(list)?).lines().skip(1) {
-        let line = line?;
-        let fields: Vec<_> = line.split_ascii_whitespace().collect();
-        match fields.as_slice() {
-            [_, local, _, LISTENS, _, _, _, user, ..] if *local == local_address => {
-                return Ok(user.parse().ok());
-            }
-            [_, _, _, LISTENS, ..] => {}
-            // The kernel lists listening sockets first, and there may be thousands of others.
-            _ => break,
-        }
-    }
-    Ok(None)
 }
 
 /// Opens a socket with the name of an announcement. The first byte makes it abstract.
@@ -145,8 +131,12 @@ fn named_socket(at: SocketAddr, suffix: &str) -> io::Result<Socket> {
 /// Start of an announcement's name, after its first byte.
 const PREFIX: &str = "tunnel/private/";
 
-/// The state of a listening socket in the kernel's list.
-const LISTENS: &str = "0A";
+/// The listening sockets that are known to have no announcement. As a port is announced before it listens, they never
+/// get one. So a session costs no list of all Unix sockets of the machine.
+static UNANNOUNCED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// Most listening sockets that are known at a time. There are as many as this machine has targets.
+const MAX_UNANNOUNCED: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -194,11 +184,11 @@ mod tests {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = free.local_addr().unwrap();
         assert!(!is_announced(at));
-        assert_eq!(listener(at).unwrap(), Some(rustix::process::getuid().as_raw()));
+        assert_eq!(listening_at(at).unwrap().unwrap().user, rustix::process::getuid().as_raw());
         // No process listens there, so no announcement is trusted.
         let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
         let _announced = PortAnnouncement::new(everywhere).unwrap();
-        assert_eq!(listener(everywhere).unwrap(), None);
+        assert!(listening_at(everywhere).unwrap().is_none());
         assert!(!is_announced(at));
     }
 
@@ -223,7 +213,8 @@ mod tests {
             squatter.listen(0).unwrap();
         }
         assert!(!is_announced(at), "closed by another user");
-        let _announced = PortAnnouncement::new(at).unwrap();
+        drop(free);
+        let _announced = TcpListenSocket::bind(at).unwrap();
         assert!(is_announced(at));
     }
 }
