@@ -4,10 +4,10 @@
 //! following requests with the same route. Bodies are streamed; after an upgrade both streams carry raw bytes.
 
 pub(crate) mod client_connection;
-pub(crate) mod head_meter;
 pub(crate) mod headers;
 pub mod idle_timer;
 pub mod message;
+pub(crate) mod meter;
 pub(crate) mod requests;
 pub mod upstream;
 
@@ -32,15 +32,15 @@ use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, N
 use crate::listener::client_handler::HEAD_TIME;
 use crate::listener::denial::{Denial, bad_head, header_failure, reject_http2, written};
 use crate::listener::forward::client_connection::ClientIo;
-use crate::listener::forward::head_meter::HeadMeter;
 use crate::listener::forward::idle_timer::{ClientAction, IdleTimer};
 use crate::listener::forward::message::ResponseBody;
+use crate::listener::forward::meter::Meter;
 use crate::listener::forward::requests::RequestForwarder;
 use crate::listener::requests::{ParseRequest, RequestRouter};
 use crate::session_io::copy::close::wait_acknowledged;
 use tunnel_net::limiter::Source;
 use tunnel_net::reload::ReloadedValue;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::{CHUNK, Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// Serves a client's requests until the client disconnects or is idle for too long, draining starts, or client and
@@ -61,7 +61,7 @@ pub(crate) async fn forward<C: Connection>(
     let permit = admission.permit().cloned();
     // Cancelled when another connection takes this one's place.
     let evicted = permit.as_ref().map(|permit| permit.revoked()).unwrap_or_default();
-    let clock = Arc::new(IdleTimer::new(permit, HeadMeter::new(context.pending.long_heads.clone(), source)));
+    let clock = Arc::new(IdleTimer::new(permit, Meter::new(context.pending.long_heads.clone(), source)));
     let router = RequestRouter::new(admission, tls, parse);
     let exchange = RequestForwarder::new(router, Arc::clone(&clock), &context, source);
     let answer = |request| -> BoxFuture<'_, Result<Response<ResponseBody>, Infallible>> {
@@ -114,7 +114,7 @@ pub(crate) async fn forward<C: Connection>(
     let io = parts.io.into_inner();
     let rejected = io.rejected;
     let (socket, buffered) = io.into_parts(parts.read_buf);
-    let denial = match (clock.head.refusal(), rejected) {
+    let denial = match (clock.meter.refusal(), rejected) {
         (Some(refusal), _) => Some(refusal),
         (None, Some(status)) => Some(bad_head(status, LONG_HEAD_BYTES, LONG_HEAD_FIELDS)),
         (None, None) => {
@@ -214,9 +214,9 @@ fn server() -> http1::Builder {
     server
 }
 
-/// Maximum number of bytes that hyper gets at once. Its buffers can hold a long head, but with such pieces they do not
-/// grow by a body, of which it queues at most 16 pieces.
-const PIECE_BYTES: usize = 16 * 1024;
+/// Maximum number of bytes that hyper reads at once: a part of a chunk, and less than a power of two. hyper doubles its
+/// buffer once a read fills it, and each piece of a body keeps the buffer that it was read into.
+const PIECE_BYTES: usize = CHUNK / 4;
 
 #[cfg(test)]
 mod tests;

@@ -26,11 +26,13 @@ use super::*;
 
 const LISTENER: &str = "test";
 
+/// The windows of the sessions of [`linked`].
+pub(crate) const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 1024 * 1024 };
+
 /// Returns the opener's table, its link, and a channel of the sessions offered at the link's other end, all in memory.
 pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<Link>, mpsc::Receiver<IncomingSession>) {
-    let windows = WindowLimits { start: 64 * 1024, max: 1024 * 1024 };
     let resume_timeout = Duration::from_secs(60);
-    let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, resume_timeout };
+    let limits = SessionLimits { windows: WINDOWS, memory: 16 << 20, sessions: 9, resume_timeout };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let link = |n| Link::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None);
     let (near, far, opener, acceptor) = (link(1), link(2), table(), table());

@@ -128,7 +128,7 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
     ) -> Poll<io::Result<()>> {
         let before = out.filled().len();
         if self.ahead.is_empty() {
-            self.clock.head.admit()?;
+            self.clock.meter.admit()?;
             let fits = PIECE_BYTES.min(out.remaining());
             let mut piece = ReadBuf::new(out.initialize_unfilled_to(fits));
             ready!(self.poll_read_io(cx, &mut piece))?;
@@ -181,7 +181,9 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
         }
         self.check(cx);
         ready!(self.poll_interim(cx))?;
-        Pin::new(&mut self.io).poll_flush(cx)
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        self.clock.meter.on_flushed();
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

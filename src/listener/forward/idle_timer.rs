@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::listener::client_handler::HEAD_TIME;
-use crate::listener::forward::head_meter::HeadMeter;
+use crate::listener::forward::meter::Meter;
 use crate::session_io::copy::close::READER_PAUSE;
 use tunnel_net::limiter::Permit;
 
@@ -16,8 +16,8 @@ use tunnel_net::limiter::Permit;
 pub(crate) struct IdleTimer {
     inner: Mutex<Inner>,
     permit: Option<Arc<Permit>>,
-    /// The meter of the client's heads.
-    pub(super) head: HeadMeter,
+    /// The meter of what hyper holds for the client.
+    pub(super) meter: Meter,
 }
 
 /// The locked state of an [`IdleTimer`].
@@ -58,11 +58,11 @@ pub(crate) enum ClientAction {
 
 impl IdleTimer {
     /// Creates the timer of a new client, which must send a request.
-    pub(crate) fn new(permit: Option<Arc<Permit>>, head: HeadMeter) -> Self {
-        head.begin();
+    pub(crate) fn new(permit: Option<Arc<Permit>>, meter: Meter) -> Self {
+        meter.begin();
         let phase = RequestPhase::Head(Instant::now());
         let inner = Mutex::new(Inner { phase, requested: false, lost: false, interim: Vec::new() });
-        Self { inner, permit, head }
+        Self { inner, permit, meter }
     }
 
     /// Records that a head is complete and whether a body follows.
@@ -119,7 +119,7 @@ impl IdleTimer {
 
     /// Records that a response is complete, so that this process now waits for the client.
     pub(crate) fn idle(&self) {
-        self.head.begin();
+        self.meter.begin();
         {
             let mut inner = self.inner.lock();
             inner.phase = RequestPhase::Idle(Instant::now());
@@ -152,7 +152,7 @@ impl IdleTimer {
 
     /// Records bytes that were received from the client.
     pub(crate) fn on_received(&self, count: usize) {
-        self.head.add(count);
+        self.meter.add(count);
         {
             let mut inner = self.inner.lock();
             match inner.phase {

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 
 use crate::listener::forward::headers::{KeptHopByHopHeaders, remove_tunnel_headers};
 use crate::listener::forward::idle_timer::IdleTimer;
+use crate::listener::forward::meter::Meter;
 use tunnel_base::metrics::in_flight_requests::InFlightGuard;
 
 /// A request's body that is forwarded to the target.
@@ -29,6 +30,8 @@ pub(crate) struct RequestBody {
     /// The wait for the target's 100, until it is over.
     awaited: Option<BoxFuture<'static, Result<(), BodyNotRequested>>>,
     clock: Arc<IdleTimer>,
+    /// The meter of what hyper holds for the target.
+    meter: Arc<Meter>,
 }
 
 /// The target's decision about the body of a request with `Expect: 100-continue`: the sender of its permission, until
@@ -58,15 +61,16 @@ impl RequestBody {
     pub(crate) fn new(
         body: Incoming,
         clock: Arc<IdleTimer>,
+        meter: Arc<Meter>,
         waits: bool,
     ) -> (Self, Option<Arc<ContinueGate>>) {
         if !waits {
-            return (Self { body, awaited: None, clock }, None);
+            return (Self { body, awaited: None, clock, meter }, None);
         }
         let (sender, permission) = oneshot::channel();
         let gate = Arc::new(ContinueGate(Mutex::new(Some(sender))));
         let awaited = Some(permitted(Arc::clone(&gate), permission).boxed());
-        (Self { body, awaited, clock }, Some(gate))
+        (Self { body, awaited, clock, meter }, Some(gate))
     }
 }
 
@@ -101,8 +105,9 @@ impl Body for RequestBody {
                 return Poll::Ready(Some(Err(refused.into())));
             }
         }
-        let mut frame = Pin::new(&mut self.body).poll_frame(cx);
-        self.clock.on_body_polled(frame.is_pending());
+        let Self { body, clock, meter, .. } = &mut *self;
+        let mut frame = meter.poll_frame(cx, body);
+        clock.on_body_polled(frame.is_pending() && !meter.is_full());
         if let Poll::Ready(Some(Ok(frame))) = &mut frame
             && let Some(trailers) = frame.trailers_mut()
         {
@@ -172,8 +177,9 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        self.clock.on_response_part();
+        let Self { body, clock, .. } = &mut *self;
+        let frame = ready!(clock.meter.poll_frame(cx, body));
+        clock.on_response_part();
         Poll::Ready(frame)
     }
 

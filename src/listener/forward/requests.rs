@@ -80,7 +80,7 @@ impl<'a> RequestForwarder<'a> {
         self.clock.on_head(has_body);
         let in_flight = self.requests.start(head.method.as_str(), head.uri.path());
         // hyper's buffer remains as large as a long head, so that is the last one on its connection.
-        let long = self.clock.head.complete(head.headers.len());
+        let long = self.clock.meter.complete(head.headers.len());
         let is_last = !matches!(long, Ok(false));
         let checked = long.and_then(|_| headers::check(&mut head));
         let mut answer = match self.forward(checked, head, body, in_flight).await {
@@ -116,9 +116,10 @@ impl<'a> RequestForwarder<'a> {
         let is_new = head.version == Version::HTTP_11;
         let upgrades = headers::prepare_request(&mut head, &body);
         let waits = is_new && headers::expects_continue(&head.headers) && !body.is_end_stream();
-        let (body, gate) = RequestBody::new(body, Arc::clone(&self.clock), waits);
+        let (body, gate) =
+            RequestBody::new(body, Arc::clone(&self.clock), Arc::clone(self.upstream.meter()), waits);
         let mut request = Request::from_parts(head, body);
-        let meter = Arc::clone(self.upstream.head());
+        let meter = Arc::clone(self.upstream.meter());
         let clock = Arc::clone(&self.clock);
         let permission = gate.clone();
         hyper::ext::on_informational(&mut request, move |answer| {
@@ -139,7 +140,7 @@ impl<'a> RequestForwarder<'a> {
         let (mut head, body) = answer.into_parts();
         let is_old = head.version != Version::HTTP_11;
         let unasked = gate.and_then(|gate| gate.answered(head.status.is_success()));
-        let prepared = match self.upstream.head().complete(head.headers.len()) {
+        let prepared = match self.upstream.meter().complete(head.headers.len()) {
             Err(denial) => Err(denial),
             Ok(is_long) => {
                 if !is_long && !is_old && unasked.is_none() {

@@ -3,9 +3,10 @@ mod smuggling;
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::listener::forward::tests::site::{Site, Target};
+use crate::session_io::tests::WINDOWS;
 use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -637,4 +638,27 @@ async fn an_endless_head_is_refused_with_431() {
     site.send(&format!("{begin}{}", "x".repeat(LONG_HEAD_BYTES - begin.len()))).await;
     assert!(site.head().await.starts_with("HTTP/1.1 431 "));
     assert_eq!(site.outcome().await, "header_too_large");
+}
+
+/// More than a few pieces for each of many stalled clients would fill the memory.
+#[tokio::test(start_paused = true)]
+async fn a_stalled_client_or_target_holds_a_few_pieces_of_a_body() {
+    let piece = "x".repeat(16_000);
+    let minute = Duration::from_secs(60);
+    let (_site, mut target, _) = forwarded(GET).await;
+    target.send("HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n").await;
+    let mut taken = 0;
+    while timeout(minute, target.send(&piece)).await.is_ok() {
+        taken += piece.len();
+    }
+    let queued = taken - site::CLIENT_BUFFER - WINDOWS.max as usize;
+    assert!(queued <= 6 * PIECE_BYTES, "{queued} bytes for the client");
+    let (mut site, _target, _) =
+        forwarded("PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 99999999\r\n\r\n").await;
+    let mut taken = 0;
+    while timeout(minute, site.send(&piece)).await.is_ok() {
+        taken += piece.len();
+    }
+    let queued = taken - site::CLIENT_BUFFER - WINDOWS.start as usize;
+    assert!(queued <= CHUNK + 6 * PIECE_BYTES, "{queued} bytes for the target");
 }

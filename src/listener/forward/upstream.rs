@@ -19,8 +19,8 @@ use crate::listener::admission::ListenerContext;
 use crate::listener::admission::heads::{LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::listener::denial::Denial;
 use crate::listener::forward::PIECE_BYTES;
-use crate::listener::forward::head_meter::HeadMeter;
 use crate::listener::forward::message::{BodyNotRequested, RequestBody};
+use crate::listener::forward::meter::Meter;
 use crate::listener::requests::RequestRoute;
 use crate::session_io::copy::close::close_gracefully;
 use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
@@ -39,8 +39,8 @@ pub(crate) struct UpstreamSession {
     inner: Mutex<Inner>,
     metrics: Metrics,
     drain: Drain,
-    /// The meter of the targets' heads.
-    head: Arc<HeadMeter>,
+    /// The meter of what hyper holds for the targets.
+    meter: Arc<Meter>,
 }
 
 /// The locked state of an [`UpstreamSession`].
@@ -84,14 +84,14 @@ pub(crate) struct SendFailure {
 
 impl UpstreamSession {
     pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
-        let head = Arc::new(HeadMeter::new(context.pending.long_heads.clone(), source));
+        let meter = Arc::new(Meter::new(context.pending.long_heads.clone(), source));
         let metrics = context.metrics.clone();
-        Self { inner: Mutex::default(), metrics, drain: context.drain.clone(), head }
+        Self { inner: Mutex::default(), metrics, drain: context.drain.clone(), meter }
     }
 
-    /// Returns the meter of the targets' heads.
-    pub(crate) fn head(&self) -> &Arc<HeadMeter> {
-        &self.head
+    /// Returns the meter of what hyper holds for the targets.
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.meter
     }
 
     /// Drives the session with hyper, and ends one that is over. Completes once the grant of the last session is
@@ -127,7 +127,7 @@ impl UpstreamSession {
     /// Starts HTTP over a new session.
     pub(crate) async fn start(&self, opened: OpenSession) -> hyper::Result<SendRequest<RequestBody>> {
         self.inner.lock().grant = Some(opened.grant.clone());
-        let session = HttpSession::new(opened, &self.metrics, Arc::clone(&self.head));
+        let session = HttpSession::new(opened, &self.metrics, Arc::clone(&self.meter));
         let (sender, connection) = client().handshake(TokioIo::new(ChunkStreamIo::new(session))).await?;
         let mut inner = self.inner.lock();
         inner.connection = Some(Box::new(connection));
@@ -141,7 +141,7 @@ impl UpstreamSession {
         mut sender: SendRequest<RequestBody>,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendFailure> {
-        self.head.begin();
+        self.meter.begin();
         self.inner.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
         // With a response, the session is this task's again, unless it has switched to another protocol.
@@ -171,7 +171,7 @@ impl UpstreamSession {
             self.end_session(over, is_cut)
         });
         // What this process refused to read comes first, then the client's error, then what the remote end reports.
-        let denial = match (self.head.refusal(), why) {
+        let denial = match (self.meter.refusal(), why) {
             (Some(refusal), _) => refusal,
             _ if is_invalid_body => Denial::Request("the body ends early, or its chunked coding is invalid"),
             (None, Some(why)) if why.code == ErrorCode::TargetTimeout => Denial::UpstreamTimeout(why.reason),
@@ -272,17 +272,17 @@ struct HttpSession {
     opened: OpenSession,
     up: Counter,
     down: Counter,
-    /// The meter of the target's heads.
-    head: Arc<HeadMeter>,
+    /// The meter of what hyper holds for the target.
+    meter: Arc<Meter>,
     /// How the target's end ended, if it did.
     ended: Option<CopyEnd>,
 }
 
 impl HttpSession {
-    fn new(opened: OpenSession, metrics: &Metrics, head: Arc<HeadMeter>) -> Self {
+    fn new(opened: OpenSession, metrics: &Metrics, meter: Arc<Meter>) -> Self {
         let up = metrics.bytes_to_target.clone();
         let down = metrics.bytes_to_client.clone();
-        Self { opened, up, down, head, ended: None }
+        Self { opened, up, down, meter, ended: None }
     }
 
     fn note(&mut self, how: EndKind) {
@@ -292,7 +292,7 @@ impl HttpSession {
 
 impl ChunkStream for HttpSession {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        self.head.admit()?;
+        self.meter.admit()?;
         let Self { opened: OpenSession { session, buffered, access, .. }, .. } = self;
         if buffered.is_empty() {
             let read = session.poll_read_chunk(cx);
@@ -315,7 +315,7 @@ impl ChunkStream for HttpSession {
             }
         }
         let fits = self.opened.buffered.len().min(PIECE_BYTES);
-        self.head.add(fits);
+        self.meter.add(fits);
         Poll::Ready(Ok(self.opened.buffered.split_to(fits)))
     }
 
@@ -334,6 +334,7 @@ impl ChunkStream for HttpSession {
         if let Err(cause) = ready!(self.opened.session.poll_flush(cx)) {
             self.note(EndKind::WriteFailed(cause.kind()));
         }
+        self.meter.on_flushed();
         Poll::Ready(Ok(()))
     }
 

@@ -1,22 +1,31 @@
-//! The length of a head that is being received: a long one needs a permit, and is served without another after it.
+//! What hyper may hold for one end. A long head needs a permit, and is served without another after it. A body waits
+//! while the end does not take what it was sent.
 
 use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
+use http_body::{Body, Frame};
 use parking_lot::Mutex;
 
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS};
 use crate::listener::denial::Denial;
 use tunnel_net::limiter::{FairLimiter, Permit, Source};
 
-/// The meter of the heads that arrive on one connection, one after another.
+/// The meter of one end: of the heads that arrive from it, one after another, and of the bodies that are sent to it.
 ///
 /// hyper parses heads of any permitted length. So that slow ones cannot take all memory, the connection asks here
-/// before it reads more of a head.
+/// before it reads more of a head. hyper queues 16 pieces of a body however slowly they are written, so it gets them
+/// here.
 #[derive(Debug)]
-pub(crate) struct HeadMeter {
+pub(crate) struct Meter {
     limiter: FairLimiter,
     source: Source,
     head: Mutex<Head>,
+    /// Bytes of bodies that hyper has got since it last had written everything.
+    queued: AtomicUsize,
 }
 
 /// The head that is being received, or was received last.
@@ -32,10 +41,10 @@ struct Head {
     refusal: Option<Denial>,
 }
 
-impl HeadMeter {
+impl Meter {
     /// Creates the meter of heads from `source`, which share the permits of `limiter`.
     pub(crate) fn new(limiter: FairLimiter, source: Source) -> Self {
-        Self { limiter, source, head: Mutex::default() }
+        Self { limiter, source, head: Mutex::default(), queued: AtomicUsize::new(0) }
     }
 
     /// Starts another head, and releases the permit of the last one.
@@ -95,6 +104,32 @@ impl HeadMeter {
         self.head.lock().refusal.take()
     }
 
+    /// Returns true if the end has to take more before hyper gets another piece of a body for it.
+    pub(crate) fn is_full(&self) -> bool {
+        self.queued.load(Ordering::Relaxed) >= QUEUE_BYTES
+    }
+
+    /// Returns the next frame of a body for this end, unless that is full. hyper polls again after a flush.
+    pub(crate) fn poll_frame<B: Body<Data = Bytes> + Unpin>(
+        &self,
+        cx: &mut Context<'_>,
+        body: &mut B,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if self.is_full() {
+            return Poll::Pending;
+        }
+        let frame = ready!(Pin::new(body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            self.queued.fetch_add(frame.data_ref().map_or(0, Bytes::len), Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    /// Records that hyper has written everything.
+    pub(crate) fn on_flushed(&self) {
+        self.queued.store(0, Ordering::Relaxed);
+    }
+
     fn require_permit(&self, head: &mut Head) {
         if head.permit.is_none() {
             match self.limiter.try_acquire(&self.source) {
@@ -104,6 +139,9 @@ impl HeadMeter {
         }
     }
 }
+
+/// Number of bytes of a body that hyper may queue for an end, to the next piece.
+const QUEUE_BYTES: usize = 48 * 1024;
 
 /// Maximum number of informational responses to one request. A target may send one now and then to report progress.
 const MAX_INFORMATIONAL: usize = 100;
