@@ -149,29 +149,27 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
     /// closes its write half early, as `nc` does, is still served. The opening is dropped when
     /// [`Connection::remote_reset`] reports that the client disconnected. Not cancel safe.
     async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
-        let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket, admission)
-            .await
-        {
-            Ok(head) => head,
-            Err(BadHead { reason, mut socket, rejected }) => {
-                let refusals = &admission.context().metrics.refusals;
-                limited!(
-                    reason == SSH && refusals.may_log(SSH, admission.from().ip()) => warn,
-                    hint = NO_SSH, "ssh client connected without a proxy command"
-                );
-                // A bad head passes the checks like a request: it is counted, and a forbidden client learns no more
-                // than that.
-                if let Some(status) = rejected
-                    && let Err(denied) =
-                        admission.authorize(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
-                {
-                    let answer = written(Version::HTTP_11, &denied.answer());
-                    // A client that has disconnected gets no reason.
-                    let _ = socket.write_all(&answer).await.and(socket.flush().await);
+        let ConnectHead { version, trace, request, mut socket, buffered } =
+            match read_head(socket, admission).await {
+                Ok(head) => head,
+                Err(BadHead { reason, mut socket, rejected }) => {
+                    let refusals = &admission.context().metrics.refusals;
+                    limited!(
+                        reason == SSH && refusals.may_log(SSH, admission.from().ip()) => warn,
+                        hint = NO_SSH, "ssh client connected without a proxy command"
+                    );
+                    // A bad head passes the checks like a request: it is counted, and a forbidden client learns no more
+                    // than that.
+                    if let Some(denial) = rejected
+                        && let Err(denied) = admission.authorize(Err(denial), new_trace()).await
+                    {
+                        let answer = written(Version::HTTP_11, &denied.answer());
+                        // A client that has disconnected gets no reason.
+                        let _ = socket.write_all(&answer).await.and(socket.flush().await);
+                    }
+                    return AdmissionOutcome::Failed { reason, socket: Some(socket) };
                 }
-                return AdmissionOutcome::Failed { reason, socket: Some(socket) };
-            }
-        };
+            };
         let Some(opened) = admission.open(socket.remote_reset(), request, trace).await else {
             return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
         };
@@ -204,8 +202,8 @@ struct BadHead<C> {
     /// A fixed label for metrics.
     reason: &'static str,
     socket: C,
-    /// The status of the response, if the client gets one.
-    rejected: Option<StatusCode>,
+    /// What the client is told, if it gets a response.
+    rejected: Option<Denial>,
 }
 
 /// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper's own response to a
@@ -238,7 +236,8 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
     let buffered = parts.read_buf;
     // A client that has sent nothing expects no answer, perhaps not even HTTP.
     let evicted = admission.is_evicted() && !read.is_empty();
-    let rejected = automatic_response(&response).or(evicted.then_some(StatusCode::SERVICE_UNAVAILABLE));
+    let status = automatic_response(&response).or(evicted.then_some(StatusCode::SERVICE_UNAVAILABLE));
+    let rejected = status.map(|status| bad_head(status, &buffered, HEAD_BYTES, HEAD_FIELDS, INVALID));
     match (ended, request) {
         (_, Some(request)) => {
             let head = request.into_parts().0;
@@ -345,6 +344,10 @@ const MAX_CAPTURED: usize = 1024;
 
 /// Maximum number of characters of a bad target that the error contains.
 const MAX_EXCERPT: usize = 64;
+
+/// Said of a head that is no HTTP.
+const INVALID: &str =
+    "no valid HTTP request; SOCKS and TLS have other ports, and an IPv6 address needs brackets: [fd00::1]:22";
 
 #[cfg(test)]
 mod tests;

@@ -199,15 +199,26 @@ impl Denial {
     }
 }
 
-/// Returns the denial for a head to which hyper would respond with this status. `bytes` and `fields` are the limits
-/// that applied.
-pub(super) fn bad_head(status: StatusCode, bytes: usize, fields: usize) -> Denial {
+/// Returns the denial for a head to which hyper would respond with this status, and that it left `unread`. `bytes` and
+/// `fields` are the limits that applied; `invalid` is said of what is no HTTP.
+pub(super) fn bad_head(
+    status: StatusCode,
+    unread: &[u8],
+    bytes: usize,
+    fields: usize,
+    invalid: &'static str,
+) -> Denial {
     match status {
         StatusCode::URI_TOO_LONG => Denial::UrlTooLong,
-        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Denial::HeadTooLong { kib: bytes / 1024, fields },
-        _ => Denial::Request(
-            "no valid HTTP request; SOCKS and TLS have other ports, and an IPv6 address needs brackets: [fd00::1]:22",
-        ),
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
+            // hyper leaves a long head, but has read one whose body is too long for it.
+            let lines = unread.iter().filter(|byte| **byte == b'\n').count();
+            match unread.len() >= bytes || lines > fields {
+                true => Denial::HeadTooLong { kib: bytes / 1024, fields },
+                false => Denial::Request("Content-Length is too large"),
+            }
+        }
+        _ => Denial::Request(invalid),
     }
 }
 

@@ -116,7 +116,7 @@ pub(crate) async fn forward<C: Connection>(
     let (socket, buffered) = io.into_parts(parts.read_buf);
     let denial = match (clock.meter.refusal(), rejected) {
         (Some(refusal), _) => Some(refusal),
-        (None, Some(status)) => Some(bad_head(status, LONG_HEAD_BYTES, LONG_HEAD_FIELDS)),
+        (None, Some(status)) => Some(bad_head(status, &buffered, LONG_HEAD_BYTES, LONG_HEAD_FIELDS, INVALID)),
         (None, None) => {
             let is_evicted = matches!(ended, ConnectionEnd::Evicted) && !buffered.is_empty();
             is_evicted.then_some(Denial::Busy(NO_PENDING))
@@ -176,8 +176,8 @@ async fn refuse<C: Connection>(
     denial: Denial,
 ) -> AdmissionOutcome<C> {
     let reason = match &ended {
-        ConnectionEnd::Hyper(Err(_)) if matches!(denial, Denial::Busy(_)) => "header_too_large",
-        ConnectionEnd::Hyper(Err(error)) => header_failure(error),
+        ConnectionEnd::Hyper(Err(_)) if matches!(denial, Denial::Request(_)) => "header_invalid",
+        ConnectionEnd::Hyper(Err(_)) => "header_too_large",
         _ => "reset",
     };
     let denied = exchange.router.lock().await.deny(denial).await;
@@ -213,6 +213,9 @@ fn server() -> http1::Builder {
         .max_buf_size(LONG_HEAD_BYTES);
     server
 }
+
+/// Said of a head that is no HTTP.
+const INVALID: &str = "no valid HTTP request; this port speaks only HTTP/1.1";
 
 /// Maximum number of bytes that hyper reads at once: a part of a chunk, and less than a power of two. hyper doubles its
 /// buffer once a read fills it, and each piece of a body keeps the buffer that it was read into.

@@ -143,6 +143,11 @@ async fn input_that_is_not_http_opens_no_session() {
         ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "SSH-2.0-tunnel\r\n"),
         ("EHLO a.b\r\n\r\n", "header_invalid", "HTTP/1.1 400 bad request: no valid HTTP request"),
         ("CONNECT a b c HTTP/1.1\r\n\r\n", "header_invalid", "HTTP/1.1 400 bad request: "),
+        (
+            "CONNECT a:1 HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n",
+            "header_too_large",
+            "HTTP/1.1 400 bad request: Content-Length is too large",
+        ),
         (long.as_str(), "header_too_large", "HTTP/1.1 431 the request's head is too long: at most 32 KiB"),
     ] {
         let (done, mut client, _) = serve_head(head.as_bytes()).await;

@@ -1,6 +1,5 @@
 //! Forwarded heads and bodies of requests and responses. A request's body may have to wait for the target's 100.
 
-use std::error::Error;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -20,6 +19,9 @@ use crate::listener::forward::headers::{KeptHopByHopHeaders, remove_tunnel_heade
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::meter::Meter;
 use tunnel_base::metrics::in_flight_requests::InFlightGuard;
+
+/// The error of a body.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request's body that is forwarded to the target.
 ///
@@ -49,6 +51,8 @@ pub(crate) struct BodyNotRequested;
 pub(crate) struct ResponseBody {
     /// The target's, read from its session, or one of this process, such as an error text.
     body: Either<Incoming, Full<Bytes>>,
+    /// The error that ends it, while hyper writes what came before.
+    cut: Option<BoxError>,
     clock: Arc<IdleTimer>,
     /// Permission to send the request's body that the target did not ask for. The body is dropped with this one.
     _unasked: Option<oneshot::Sender<()>>,
@@ -92,7 +96,7 @@ async fn permitted(
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = Box<dyn Error + Send + Sync>;
+    type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -154,7 +158,7 @@ impl ContinueGate {
 impl ResponseBody {
     /// Creates the body of a response of this process. When it is dropped, the client's idle time starts.
     pub(crate) fn new(body: Bytes, clock: Arc<IdleTimer>) -> Self {
-        Self { body: Either::Right(body.into()), clock, _unasked: None, _request: None }
+        Self { body: Either::Right(body.into()), cut: None, clock, _unasked: None, _request: None }
     }
 
     /// Creates the body of a target's response. `unasked` is the permission to send the request's body, if the target
@@ -165,20 +169,31 @@ impl ResponseBody {
         unasked: Option<oneshot::Sender<()>>,
         request: InFlightGuard,
     ) -> Self {
-        Self { body: Either::Left(body), clock, _unasked: unasked, _request: Some(request) }
+        Self { body: Either::Left(body), cut: None, clock, _unasked: unasked, _request: Some(request) }
     }
 }
 
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = Box<dyn Error + Send + Sync>;
+    type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let Self { body, clock, .. } = &mut *self;
-        let frame = ready!(clock.meter.poll_frame(cx, body));
+        let Self { body, cut, clock, .. } = &mut *self;
+        if let Some(cut) = cut.take() {
+            return Poll::Ready(Some(Err(cut)));
+        }
+        let frame = match ready!(clock.meter.poll_frame(cx, body)) {
+            Some(Err(error)) => {
+                // At an error hyper drops what it has not written, even the head. So it comes after a flush.
+                *cut = Some(error);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            frame => frame,
+        };
         clock.on_response_part();
         Poll::Ready(frame)
     }

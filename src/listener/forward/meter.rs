@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
 
@@ -85,15 +86,17 @@ impl Meter {
         }
     }
 
-    /// Ends the head, which has this number of fields. Returns true if it is a long one.
+    /// Ends the head, which has these fields, and a target of `target` bytes. Returns true if it is a long one.
     ///
     /// # Errors
     ///
     /// Returns [`Self::refusal`].
-    pub(crate) fn complete(&self, fields: usize) -> Result<bool, Denial> {
+    pub(crate) fn complete(&self, target: usize, fields: &HeaderMap) -> Result<bool, Denial> {
         let mut head = self.head.lock();
         head.bytes = None;
-        if fields > HEAD_FIELDS {
+        // The bytes that were read together with the end of another message are not counted.
+        let lines = fields.iter().map(|(name, value)| name.as_str().len() + ": \r\n".len() + value.len());
+        if fields.len() > HEAD_FIELDS || lines.sum::<usize>() + target > HEAD_BYTES {
             self.require_permit(&mut head);
         }
         head.refusal.take().map_or(Ok(head.permit.is_some()), Err)

@@ -80,7 +80,8 @@ impl<'a> RequestForwarder<'a> {
         self.clock.on_head(has_body);
         let in_flight = self.requests.start(head.method.as_str(), head.uri.path());
         // hyper's buffer remains as large as a long head, so that is the last one on its connection.
-        let long = self.clock.meter.complete(head.headers.len());
+        let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+        let long = self.clock.meter.complete(target, &head.headers);
         let is_last = !matches!(long, Ok(false));
         let checked = long.and_then(|_| headers::check(&mut head));
         let mut answer = match self.forward(checked, head, body, in_flight).await {
@@ -140,7 +141,7 @@ impl<'a> RequestForwarder<'a> {
         let (mut head, body) = answer.into_parts();
         let is_old = head.version != Version::HTTP_11;
         let unasked = gate.and_then(|gate| gate.answered(head.status.is_success()));
-        let prepared = match self.upstream.meter().complete(head.headers.len()) {
+        let prepared = match self.upstream.meter().complete(0, &head.headers) {
             Err(denial) => Err(denial),
             Ok(is_long) => {
                 if !is_long && !is_old && unasked.is_none() {

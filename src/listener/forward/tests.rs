@@ -662,3 +662,42 @@ async fn a_stalled_client_or_target_holds_a_few_pieces_of_a_body() {
     let queued = taken - site::CLIENT_BUFFER - WINDOWS.start as usize;
     assert!(queued <= CHUNK + 6 * PIECE_BYTES, "{queued} bytes for the target");
 }
+
+/// The error of the request's body comes together with the begin of the response.
+#[tokio::test]
+async fn a_client_gets_the_head_of_a_response_that_is_cut_at_once() {
+    let (mut site, mut target, _) =
+        forwarded("POST / HTTP/1.1\r\nHost: node1\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+    let part = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart";
+    target.send(part).await;
+    site.send("x\r\n").await;
+    assert_eq!(site.rest().await, part);
+}
+
+#[tokio::test]
+async fn a_long_head_that_comes_with_another_request_needs_a_permit() {
+    let long = GET.replace("\r\n\r\n", &format!("\r\nX: {}\r\n\r\n", "y".repeat(40_000)));
+    let (mut site, mut target, _) = forwarded(&format!("{GET}{long}")).await;
+    target.send(EMPTY).await;
+    site.expect(EMPTY).await;
+    target.head().await;
+    target.send(EMPTY).await;
+    assert!(site.head().await.contains("connection: close"), "it is the last one, as any long head");
+}
+
+#[tokio::test]
+async fn a_head_without_http_or_with_an_endless_body_gets_its_own_400() {
+    for (text, why) in [
+        ("EHLO a.b\r\n\r\n", "no valid HTTP request; this port speaks only HTTP/1.1"),
+        (
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 18446744073709551615\r\n\r\nabc\r\n",
+            "Content-Length is too large",
+        ),
+    ] {
+        let mut site = Site::new();
+        site.send(text).await;
+        let head = site.head().await;
+        assert!(head.starts_with(&format!("HTTP/1.1 400 bad request: {why}\r\n")), "{head}");
+        assert_eq!(site.outcome().await, "header_invalid");
+    }
+}

@@ -363,7 +363,8 @@ fn describe(error: &hyper::Error) -> String {
     if error.is_parse_too_large() {
         let most = LONG_HEAD_BYTES / 1024;
         return format!(
-            "its head is too long: at most {most} KiB and {LONG_HEAD_FIELDS} header fields are accepted"
+            "its head is too long: at most {most} KiB and {LONG_HEAD_FIELDS} header fields are accepted, and a body \
+             below 2^64 bytes"
         );
     }
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
