@@ -219,7 +219,7 @@ const INVALID: &str = "no valid HTTP request; this port speaks only HTTP/1.1";
 
 /// Maximum number of bytes that hyper reads at once: a part of a chunk, and less than a power of two. hyper doubles its
 /// buffer once a read fills it, and each piece of a body keeps the buffer that it was read into.
-const PIECE_BYTES: usize = CHUNK / 4;
+const PIECE_BYTES: usize = CHUNK / 2;
 
 #[cfg(test)]
 mod tests;

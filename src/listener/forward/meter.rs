@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS};
 use crate::listener::denial::Denial;
+use crate::listener::forward::PIECE_BYTES;
 use tunnel_net::limiter::{FairLimiter, Permit, Source};
 
 /// The meter of one end: of the heads that arrive from it, one after another, and of the bodies that are sent to it.
@@ -109,7 +110,7 @@ impl Meter {
 
     /// Returns true if the end has to take more before hyper gets another piece of a body for it.
     pub(crate) fn is_full(&self) -> bool {
-        self.queued.load(Ordering::Relaxed) >= QUEUE_BYTES
+        self.queued.load(Ordering::Relaxed) >= PIECE_BYTES
     }
 
     /// Returns the next frame of a body for this end, unless that is full. hyper polls again after a flush.
@@ -142,9 +143,6 @@ impl Meter {
         }
     }
 }
-
-/// Number of bytes of a body that hyper may queue for an end, to the next piece.
-const QUEUE_BYTES: usize = 48 * 1024;
 
 /// Maximum number of informational responses to one request. A target may send one now and then to report progress.
 const MAX_INFORMATIONAL: usize = 100;
