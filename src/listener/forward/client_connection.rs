@@ -147,13 +147,8 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
 }
 
 impl<C: Connection> AsyncWrite for ClientIo<C> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.suppress_automatic_response(bytes) {
-            return Poll::Ready(Ok(bytes.len()));
-        }
-        ready!(self.poll_interim(cx))?;
-        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.note(written, bytes.len(), cx)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(

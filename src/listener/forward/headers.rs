@@ -64,8 +64,7 @@ pub(crate) fn prepare_request(head: &mut request::Parts, body: &impl Body) -> bo
     let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     let host = head.headers.get(HOST).cloned().unwrap_or_else(|| HeaderValue::from_static(""));
     head.version = Version::HTTP_11;
-    let kept = KeptHopByHopHeaders { upgrade: upgrades, trailers };
-    kept.leave(&mut head.headers);
+    remove_hop_by_hop(&mut head.headers, upgrades, trailers);
     remove_tunnel_headers(&mut head.headers);
     if let Entry::Vacant(vacant) = head.headers.entry(HOST) {
         vacant.insert(host);
@@ -81,30 +80,35 @@ pub(crate) fn prepare_request(head: &mut request::Parts, body: &impl Body) -> bo
     upgrades
 }
 
-/// Removes the headers that are for this process.
-pub(super) fn remove_tunnel_headers(headers: &mut HeaderMap) {
+/// Removes the headers of a request, or of its trailers, that are for this process.
+fn remove_tunnel_headers(headers: &mut HeaderMap) {
     for name in [PROXY_AUTHORIZATION, TUNNEL_HOST, TUNNEL_DEST] {
         headers.remove(name);
     }
+}
+
+/// Converts the trailers of a request.
+pub(crate) fn prepare_trailers(trailers: &mut HeaderMap) {
+    remove_hop_by_hop(trailers, false, false);
+    remove_tunnel_headers(trailers);
 }
 
 /// Converts the head of a target's response for the client; `method` is that of its request.
 ///
 /// # Errors
 ///
-/// Returns the reason why the response cannot be forwarded.
+/// Returns [`Denial::UpstreamFailed`] with the reason.
 pub(crate) fn prepare_response(
     head: &mut response::Parts,
     body: &impl Body,
     method: &Method,
-) -> Result<(), &'static str> {
-    check_codings(&head.headers)?;
+) -> Result<(), Denial> {
+    check_codings(&head.headers).map_err(|why| Denial::UpstreamFailed(why.to_owned()))?;
     let chunked = head.headers.contains_key(TRANSFER_ENCODING);
     let other_protocol =
         matches!(head.status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED);
     head.version = Version::HTTP_11;
-    let kept = KeptHopByHopHeaders { upgrade: other_protocol, trailers: false };
-    kept.leave(&mut head.headers);
+    remove_hop_by_hop(&mut head.headers, other_protocol, false);
     match body.size_hint().exact() {
         _ if chunked => drop(head.headers.remove(CONTENT_LENGTH)),
         // The length is that of the body in a response to GET.
@@ -120,7 +124,7 @@ pub(crate) fn prepare_response(
 /// Returns an interim response (1xx) of a target, as sent to the client.
 pub(crate) fn add_interim(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
     let mut headers = headers.clone();
-    KeptHopByHopHeaders { upgrade: false, trailers: false }.leave(&mut headers);
+    remove_hop_by_hop(&mut headers, false, false);
     // It has no body, and a naive recipient would wait for one (RFC 9110, 8.6).
     headers.remove(CONTENT_LENGTH);
     let phrase = status.canonical_reason().unwrap_or_default();
@@ -137,37 +141,26 @@ pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
     headers.get(EXPECT).is_some_and(|what| what.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// The connection-specific headers that are forwarded nevertheless.
-pub(super) struct KeptHopByHopHeaders {
-    pub(super) upgrade: bool,
-    pub(super) trailers: bool,
-}
-
-impl KeptHopByHopHeaders {
-    pub(super) fn leave(&self, headers: &mut HeaderMap) {
-        let named: Vec<_> = tokens(headers, &CONNECTION)
-            .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
-            .filter(|name| name != UPGRADE && !is_framing(name))
-            .collect();
-        let own = [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, TE, TRANSFER_ENCODING];
-        for name in own.iter().chain(&named) {
-            headers.remove(name);
-        }
-        if self.upgrade {
-            headers.append(CONNECTION, HeaderValue::from_static("Upgrade"));
-        } else {
-            headers.remove(UPGRADE);
-        }
-        if self.trailers {
-            headers.append(CONNECTION, HeaderValue::from_static("TE"));
-            headers.insert(TE, HeaderValue::from_static("trailers"));
-        }
+/// Removes the headers that belong to one connection, except those for an upgrade or for trailers if these are kept.
+fn remove_hop_by_hop(headers: &mut HeaderMap, upgrade: bool, trailers: bool) {
+    // `Connection` cannot remove headers that determine a message's end or host.
+    let named: Vec<_> = tokens(headers, &CONNECTION)
+        .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
+        .filter(|name| ![UPGRADE, CONTENT_LENGTH, HOST].contains(name))
+        .collect();
+    let own = [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, TE, TRANSFER_ENCODING];
+    for name in own.iter().chain(&named) {
+        headers.remove(name);
     }
-}
-
-/// Returns true if a header determines a message's end or host. `Connection` cannot remove such headers.
-fn is_framing(name: &HeaderName) -> bool {
-    matches!(*name, CONTENT_LENGTH | HOST)
+    if upgrade {
+        headers.append(CONNECTION, HeaderValue::from_static("Upgrade"));
+    } else {
+        headers.remove(UPGRADE);
+    }
+    if trailers {
+        headers.append(CONNECTION, HeaderValue::from_static("TE"));
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
 }
 
 /// Checks that a body has no transfer coding except `chunked`, because other codings would be lost here.

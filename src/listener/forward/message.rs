@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::listener::forward::headers::{KeptHopByHopHeaders, remove_tunnel_headers};
+use crate::listener::forward::headers::prepare_trailers;
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::meter::Meter;
 use tunnel_base::metrics::in_flight_requests::InFlightGuard;
@@ -67,14 +67,11 @@ impl RequestBody {
         clock: Arc<IdleTimer>,
         meter: Arc<Meter>,
         waits: bool,
-    ) -> (Self, Option<Arc<ContinueGate>>) {
-        if !waits {
-            return (Self { body, awaited: None, clock, meter }, None);
-        }
+    ) -> (Self, Arc<ContinueGate>) {
         let (sender, permission) = oneshot::channel();
-        let gate = Arc::new(ContinueGate(Mutex::new(Some(sender))));
-        let awaited = Some(permitted(Arc::clone(&gate), permission).boxed());
-        (Self { body, awaited, clock, meter }, Some(gate))
+        let gate = Arc::new(ContinueGate(Mutex::new(waits.then_some(sender))));
+        let awaited = waits.then(|| permitted(Arc::clone(&gate), permission).boxed());
+        (Self { body, awaited, clock, meter }, gate)
     }
 }
 
@@ -115,8 +112,7 @@ impl Body for RequestBody {
         if let Poll::Ready(Some(Ok(frame))) = &mut frame
             && let Some(trailers) = frame.trailers_mut()
         {
-            KeptHopByHopHeaders { upgrade: false, trailers: false }.leave(trailers);
-            remove_tunnel_headers(trailers);
+            prepare_trailers(trailers);
         }
         frame.map_err(Into::into)
     }

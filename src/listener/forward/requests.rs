@@ -18,7 +18,7 @@ use crate::listener::denial::Denial;
 use crate::listener::forward::headers;
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::message::{RequestBody, ResponseBody};
-use crate::listener::forward::upstream::{SendFailure, UpstreamSession};
+use crate::listener::forward::upstream::UpstreamSession;
 use crate::listener::requests::{RequestRoute, RequestRouter};
 use crate::session_io::OpenSession;
 use tunnel_base::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
@@ -118,15 +118,15 @@ impl<'a> RequestForwarder<'a> {
         let upgrades = headers::prepare_request(&mut head, &body);
         let waits = is_new && headers::expects_continue(&head.headers) && !body.is_end_stream();
         let (body, gate) =
-            RequestBody::new(body, Arc::clone(&self.clock), Arc::clone(self.upstream.meter()), waits);
+            RequestBody::new(body, Arc::clone(&self.clock), Arc::clone(&self.upstream.meter), waits);
         let mut request = Request::from_parts(head, body);
-        let meter = Arc::clone(self.upstream.meter());
+        let meter = Arc::clone(&self.upstream.meter);
         let clock = Arc::clone(&self.clock);
-        let permission = gate.clone();
+        let permission = Arc::clone(&gate);
         hyper::ext::on_informational(&mut request, move |answer| {
             meter.on_informational();
             match answer.status() {
-                StatusCode::CONTINUE => permission.iter().for_each(|gate| gate.open()),
+                StatusCode::CONTINUE => permission.open(),
                 status if is_new => clock.add_interim(&headers::add_interim(status, answer.headers())),
                 _ => {}
             }
@@ -140,17 +140,13 @@ impl<'a> RequestForwarder<'a> {
         // do not after a response in HTTP/1.0, or without the body that the target has not requested.
         let (mut head, body) = answer.into_parts();
         let is_old = head.version != Version::HTTP_11;
-        let unasked = gate.and_then(|gate| gate.answered(head.status.is_success()));
-        let prepared = match self.upstream.meter().complete(0, &head.headers) {
-            Err(denial) => Err(denial),
-            Ok(is_long) => {
-                if !is_long && !is_old && unasked.is_none() {
-                    self.upstream.keep(route);
-                }
-                headers::prepare_response(&mut head, &body, &method)
-                    .map_err(|why| Denial::UpstreamFailed(why.to_owned()))
+        let unasked = gate.answered(head.status.is_success());
+        let prepared = self.upstream.meter.complete(0, &head.headers).and_then(|is_long| {
+            if !is_long && !is_old && unasked.is_none() {
+                self.upstream.keep(route);
             }
-        };
+            headers::prepare_response(&mut head, &body, &method)
+        });
         if let Err(denial) = prepared {
             self.upstream.close();
             return Err(router.failed(denial));
@@ -176,15 +172,15 @@ impl<'a> RequestForwarder<'a> {
         if let Some(sender) = self.upstream.reuse(route).await {
             request = match self.upstream.send(sender, request).await {
                 Ok(answer) => return Ok(answer),
-                Err(SendFailure { unsent: Some(unsent), .. }) => unsent,
-                Err(SendFailure { denial, .. }) => return Err(router.failed(denial)),
+                Err((_, Some(unsent))) => unsent,
+                Err((denial, None)) => return Err(router.failed(denial)),
             };
         }
         let opened = router.open(authorized).await?;
         let started = self.upstream.start(opened).await;
         let sender = started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?;
         let sent = self.upstream.send(sender, request).await;
-        sent.map_err(|failure| router.failed(failure.denial))
+        sent.map_err(|(denial, _)| router.failed(denial))
     }
 
     /// Takes the session from hyper, because the following bytes are not HTTP.
@@ -204,8 +200,7 @@ impl<'a> RequestForwarder<'a> {
             opened.break_off("upstream_invalid", SessionError::new(ErrorCode::Cancelled, why));
             return Err(Denial::UpstreamFailed(why.to_owned()));
         }
-        headers::prepare_response(&mut head, &body, &Method::GET)
-            .map_err(|why| Denial::UpstreamFailed(why.to_owned()))?;
+        headers::prepare_response(&mut head, &body, &Method::GET)?;
         opened.alive.hold_request(request);
         *self.switched.lock() = Some(opened);
         let body = ResponseBody::new(Bytes::new(), Arc::clone(&self.clock));

@@ -40,7 +40,7 @@ pub(crate) struct UpstreamSession {
     metrics: Metrics,
     drain: Drain,
     /// The meter of what hyper holds for the targets.
-    meter: Arc<Meter>,
+    pub(super) meter: Arc<Meter>,
 }
 
 /// The locked state of an [`UpstreamSession`].
@@ -74,24 +74,11 @@ struct ReleasedSession {
     error: Option<hyper::Error>,
 }
 
-/// A request without a response.
-pub(crate) struct SendFailure {
-    /// The reason for the client.
-    pub(crate) denial: Denial,
-    /// The request, if the session had ended before a byte of it was written.
-    pub(crate) unsent: Option<Request<RequestBody>>,
-}
-
 impl UpstreamSession {
     pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
         let meter = Arc::new(Meter::new(context.pending.long_heads.clone(), source));
         let metrics = context.metrics.clone();
         Self { inner: Mutex::default(), metrics, drain: context.drain.clone(), meter }
-    }
-
-    /// Returns the meter of what hyper holds for the targets.
-    pub(crate) fn meter(&self) -> &Arc<Meter> {
-        &self.meter
     }
 
     /// Drives the session with hyper, and ends one that is over. Completes once the grant of the last session is
@@ -127,7 +114,9 @@ impl UpstreamSession {
     /// Starts HTTP over a new session.
     pub(crate) async fn start(&self, opened: OpenSession) -> hyper::Result<SendRequest<RequestBody>> {
         self.inner.lock().grant = Some(opened.grant.clone());
-        let session = HttpSession::new(opened, &self.metrics, Arc::clone(&self.meter));
+        let up = self.metrics.bytes_to_target.clone();
+        let down = self.metrics.bytes_to_client.clone();
+        let session = HttpSession { opened, up, down, meter: Arc::clone(&self.meter), ended: None };
         let (sender, connection) = client().handshake(TokioIo::new(ChunkStreamIo::new(session))).await?;
         let mut inner = self.inner.lock();
         inner.connection = Some(Box::new(connection));
@@ -136,11 +125,15 @@ impl UpstreamSession {
     }
 
     /// Sends a request and waits for the response's head. Not cancel safe: dropping the future ends the session.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for the client, and the request if the session had ended before a byte of it was written.
     pub(crate) async fn send(
         &self,
         mut sender: SendRequest<RequestBody>,
         request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendFailure> {
+    ) -> Result<Response<Incoming>, (Denial, Option<Request<RequestBody>>)> {
         self.meter.begin();
         self.inner.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
@@ -177,7 +170,7 @@ impl UpstreamSession {
             (None, Some(why)) if why.code == ErrorCode::TargetTimeout => Denial::UpstreamTimeout(why.reason),
             (None, why) => Denial::UpstreamFailed(why.map_or(seen, |why| why.reason)),
         };
-        Err(SendFailure { denial, unsent })
+        Err((denial, unsent))
     }
 
     /// Keeps the session for the next request with this route, once its response is complete.
@@ -221,7 +214,8 @@ impl UpstreamSession {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {
                 let why = describe(&error);
-                opened.break_off("upstream_invalid", invalid(&why));
+                let invalid = format_args!("invalid response from the target: {why}");
+                opened.break_off("upstream_invalid", SessionError::new(ErrorCode::Cancelled, invalid));
                 return Some(SessionError::new(ErrorCode::ProtocolError, why));
             }
             (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotRequested>()) => {
@@ -279,12 +273,6 @@ struct HttpSession {
 }
 
 impl HttpSession {
-    fn new(opened: OpenSession, metrics: &Metrics, meter: Arc<Meter>) -> Self {
-        let up = metrics.bytes_to_target.clone();
-        let down = metrics.bytes_to_client.clone();
-        Self { opened, up, down, meter, ended: None }
-    }
-
     fn note(&mut self, how: EndKind) {
         self.ended.get_or_insert(CopyEnd { by: Side::B, how });
     }
@@ -351,11 +339,6 @@ pub(super) fn client() -> Builder {
         .max_header_size(LONG_HEAD_BYTES)
         .max_buf_size(LONG_HEAD_BYTES);
     client
-}
-
-/// Returns the error that ends the session of an invalid response.
-fn invalid(why: &str) -> SessionError {
-    SessionError::new(ErrorCode::Cancelled, format_args!("invalid response from the target: {why}"))
 }
 
 /// Describes why a response is invalid.
