@@ -217,7 +217,8 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
     };
     let io =
         tokio::io::join(Hooked { io: socket, hook: HeadCapture { read: Vec::new(), admission } }, Vec::new());
-    let mut connection = http_server().serve_connection(TokioIo::new(io), service_fn(take));
+    let mut connection =
+        http_server(HEAD_BYTES, HEAD_FIELDS).serve_connection(TokioIo::new(io), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
         let polled = connection.poll_without_shutdown(cx);
         let request = taken.lock().take();

@@ -20,7 +20,6 @@ use std::task::{Poll, ready};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Response, Version};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
@@ -68,7 +67,9 @@ pub(crate) async fn forward<C: Connection>(
         Box::pin(exchange.answer(request))
     };
     let io = TokioIo::new(ClientIo::new(socket, Arc::clone(&clock)));
-    let mut connection = server().serve_connection(io, service_fn(answer));
+    let mut connection = http_server(LONG_HEAD_BYTES, LONG_HEAD_FIELDS)
+        .preserve_header_case(true)
+        .serve_connection(io, service_fn(answer));
     // Drive both ends in turns, and watch what ends them.
     let mut draining = pin!(context.drain.draining());
     let mut silence = pin!(sleep_until(Instant::now()));
@@ -202,16 +203,6 @@ enum ConnectionEnd {
     Evicted,
     /// The client disconnected, stopped sending its request or reading its response, or may no longer be served.
     Gone,
-}
-
-fn server() -> http1::Builder {
-    let mut server = http_server();
-    server
-        .preserve_header_case(true)
-        .max_headers(LONG_HEAD_FIELDS)
-        .max_header_size(LONG_HEAD_BYTES)
-        .max_buf_size(LONG_HEAD_BYTES);
-    server
 }
 
 /// Said of a head that is no HTTP.

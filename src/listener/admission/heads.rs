@@ -11,13 +11,13 @@ pub(crate) const HEAD_BYTES: usize = 32 * 1024;
 /// Maximum number of header fields of such a head. Parsing takes 64 bytes of scratch space for each, so it is low.
 pub(crate) const HEAD_FIELDS: usize = 1024;
 
-/// Returns hyper's server for such heads.
-pub(crate) fn http_server() -> http1::Builder {
+/// Returns hyper's server for heads of at most these sizes.
+pub(crate) fn http_server(bytes: usize, fields: usize) -> http1::Builder {
     let mut server = http1::Builder::new();
     server
-        .max_headers(HEAD_FIELDS)
-        .max_header_size(HEAD_BYTES)
-        .max_buf_size(HEAD_BYTES)
+        .max_headers(fields)
+        .max_header_size(bytes)
+        .max_buf_size(bytes)
         .half_close(true)
         .auto_date_header(false);
     server

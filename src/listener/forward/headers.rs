@@ -2,8 +2,8 @@
 //! headers for routing by this process.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, Entry, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION,
-    TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, StatusCode, Uri, Version, request, response};
@@ -62,13 +62,11 @@ pub(crate) fn prepare_request(head: &mut request::Parts, body: &impl Body) -> bo
         // such an upgrade is not forwarded.
         && body.is_end_stream();
     let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
-    let host = head.headers.get(HOST).cloned().unwrap_or_else(|| HeaderValue::from_static(""));
     head.version = Version::HTTP_11;
     remove_hop_by_hop(&mut head.headers, upgrades, trailers);
     remove_tunnel_headers(&mut head.headers);
-    if let Entry::Vacant(vacant) = head.headers.entry(HOST) {
-        vacant.insert(host);
-    }
+    // A request in HTTP/1.0 may have none.
+    head.headers.entry(HOST).or_insert(HeaderValue::from_static(""));
     match body.size_hint().exact() {
         Some(0) => {}
         Some(length) => drop(head.headers.insert(CONTENT_LENGTH, length.into())),

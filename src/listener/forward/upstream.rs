@@ -117,7 +117,13 @@ impl UpstreamSession {
         let up = self.metrics.bytes_to_target.clone();
         let down = self.metrics.bytes_to_client.clone();
         let session = HttpSession { opened, up, down, meter: Arc::clone(&self.meter), ended: None };
-        let (sender, connection) = client().handshake(TokioIo::new(ChunkStreamIo::new(session))).await?;
+        let (sender, connection) = Builder::new()
+            .preserve_header_case(true)
+            .max_headers(LONG_HEAD_FIELDS)
+            .max_header_size(LONG_HEAD_BYTES)
+            .max_buf_size(LONG_HEAD_BYTES)
+            .handshake(TokioIo::new(ChunkStreamIo::new(session)))
+            .await?;
         let mut inner = self.inner.lock();
         inner.connection = Some(Box::new(connection));
         inner.answered = false;
@@ -329,16 +335,6 @@ impl ChunkStream for HttpSession {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.opened.session.poll_finish(cx)
     }
-}
-
-pub(super) fn client() -> Builder {
-    let mut client = Builder::new();
-    client
-        .preserve_header_case(true)
-        .max_headers(LONG_HEAD_FIELDS)
-        .max_header_size(LONG_HEAD_BYTES)
-        .max_buf_size(LONG_HEAD_BYTES);
-    client
 }
 
 /// Describes why a response is invalid.
