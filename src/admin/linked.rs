@@ -17,7 +17,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::time::timeout;
 
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, not_found, plain_text};
@@ -25,6 +24,7 @@ use crate::admin::{AdminContext, AdminProcess, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::metrics::Door;
+use tunnel_base::silence::unless_silent;
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -32,7 +32,7 @@ use tunnel_proto::printable::printable;
 
 impl AdminContext {
     /// Answers one request over the link of a user's program. Returns once the answer is sent, the session has ended,
-    /// or [`REQUEST_TIME`] is over.
+    /// or nothing was read, found or sent for [`REQUEST_TIME`].
     pub(crate) async fn serve_linked(&self, session: Session, user: LinkedUser) {
         let user = Arc::new(user);
         let answer = |request| {
@@ -44,11 +44,11 @@ impl AdminContext {
         http.keep_alive(false).half_close(true);
         let io = TokioIo::new(ChunkStreamIo::new(session));
         let mut connection = http.serve_connection(io, service_fn(answer));
-        let served = timeout(REQUEST_TIME, poll_fn(|cx| connection.poll_without_shutdown(cx))).await;
+        let served = unless_silent(REQUEST_TIME, poll_fn(|cx| connection.poll_without_shutdown(cx))).await;
         let why = match served {
-            Ok(Ok(())) => SessionError::new(ErrorCode::NoError, "the request is answered"),
-            Ok(Err(error)) => SessionError::new(ErrorCode::ProtocolError, error),
-            Err(_) => SessionError::new(ErrorCode::Cancelled, "the request took too long"),
+            Some(Ok(())) => SessionError::new(ErrorCode::NoError, "the request is answered"),
+            Some(Err(error)) => SessionError::new(ErrorCode::ProtocolError, error),
+            None => SessionError::new(ErrorCode::Cancelled, "the request makes no progress"),
         };
         // What is written is still delivered, in the background.
         connection.into_parts().io.into_inner().into_inner().break_off(why);
@@ -124,7 +124,7 @@ const OFFERED: [(&Method, &str); 6] = [
 /// Where refused requests are counted: like refused sessions of users' links.
 const USERS: Door = Door::Listener("clients");
 const OVER_RATE: &str = "user has sent too many requests within a second; try again\n";
-/// Maximum time for a request and its answer.
+/// Maximum time without progress of a request or its answer, which a slow line may carry for minutes.
 const REQUEST_TIME: Duration = Duration::from_secs(30);
 /// Maximum size of an answer in bytes: the nodes of a large cloud.
 const MAX_ANSWER: usize = 16 << 20;

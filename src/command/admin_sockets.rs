@@ -10,11 +10,11 @@ use http::{Method, Request};
 use http_body_util::Full;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tokio::time::timeout;
 
 use crate::command::{CommandError, http_request};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
+use tunnel_base::silence::unless_silent;
 use tunnel_proto::printable::plain_text;
 
 /// An admin socket, and whether its process answers.
@@ -104,7 +104,7 @@ pub(crate) async fn exchange(
 ) -> Result<(u16, String), String> {
     let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
     let request = request.body(Full::new(body)).map_err(|cause| cause.to_string())?;
-    let answer = timeout(TIMEOUT, http_request::send(stream, request, MAX_BYTES)).await.map_err(|_| {
+    let answer = unless_silent(TIMEOUT, http_request::send(stream, request, MAX_BYTES)).await.ok_or_else(|| {
         format!(
             "no response within {TIMEOUT:?}; the process is stopped or overloaded: check its state and its log"
         )
@@ -114,7 +114,32 @@ pub(crate) async fn exchange(
     Ok((head.status.as_u16(), plain_text(&String::from_utf8_lossy(&body))))
 }
 
-/// Timeout for a complete response. A server with 20,000 nodes needs some time to list them.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time without a byte: longer than a server takes to collect the nodes of its peers.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of a response, for some 100,000 nodes.
 const MAX_BYTES: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_may_take_long_while_bytes_arrive() {
+        for (silence, is_read) in [(TIMEOUT - Duration::from_secs(1), true), (TIMEOUT * 2, false)] {
+            let (stream, mut server) = duplex(1024);
+            let answer = async {
+                server.read_u8().await.unwrap();
+                for part in ["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", "1", "2", "3", "4"] {
+                    sleep(silence).await;
+                    // Fails once the client has given up.
+                    let _ = server.write_all(part.as_bytes()).await;
+                }
+            };
+            let (read, ()) = tokio::join!(exchange(stream, Method::GET, "/nodes", Bytes::new()), answer);
+            assert_eq!(read.is_ok_and(|read| read == (200, "1234".to_owned())), is_read, "{silence:?}");
+        }
+    }
+}

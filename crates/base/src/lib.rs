@@ -12,3 +12,4 @@ pub mod process;
 pub mod refusal_log;
 pub mod serde_forms;
 mod serde_text;
+pub mod silence;

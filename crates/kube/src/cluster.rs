@@ -19,11 +19,11 @@ use kube::{Api, Client, Config, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
 use tunnel_base::policy::zone::CLUSTER_DOMAIN;
+use tunnel_base::silence::unless_silent;
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::resolver::Resolver;
@@ -129,7 +129,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Fails if kube-apiserver does not answer within `REQUEST_TIMEOUT` or does not authorize the request. The role
+    /// Fails if kube-apiserver is silent for `REQUEST_TIMEOUT` or does not authorize the request. The role
     /// needs list on nodes.
     pub async fn nodes(&self, label: Option<&str>) -> Result<BTreeSet<String>, ClusterError> {
         let list = async {
@@ -138,7 +138,7 @@ impl Cluster {
             let all = Api::<Node>::all(client).list_metadata(&which).await?;
             Ok(all.items.into_iter().filter_map(|node| node.metadata.name).collect())
         };
-        timeout(REQUEST_TIMEOUT, list).await.unwrap_or(Err(ClusterError::Silent))
+        unless_silent(REQUEST_TIMEOUT, list).await.unwrap_or(Err(ClusterError::Silent))
     }
 }
 
@@ -212,7 +212,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Timeout for one operation at kube-apiserver, including retries. It normally takes milliseconds.
+/// Timeout for one operation at kube-apiserver, including retries, which normally takes milliseconds. For a list it is
+/// the maximum time without a byte.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The resolver config that kubelet writes for each container.
@@ -324,6 +325,38 @@ mod tests {
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
         let answer = tokio::time::timeout(10 * IDLE_TIMEOUT, maps.list(&ListParams::default())).await;
         assert!(answer.expect("it is given up").is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_list_of_nodes_may_arrive_slowly() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("kubeconfig");
+        let text = format!(
+            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
+             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
+             clusters: [{{name: a, cluster: {{server: 'http://{}'}}}}]}}\n",
+            server.local_addr().unwrap()
+        );
+        std::fs::write(&file, text).unwrap();
+        let cluster = Cluster { kubeconfig: Some(file), namespace: None };
+        let slow = async {
+            let (mut socket, _) = server.accept().await.unwrap();
+            let mut head = vec![0; 1000];
+            let _ = socket.read(&mut head).await.unwrap();
+            let body = r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[{"metadata":{"name":"a"}}]}"#;
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+                body.len()
+            );
+            socket.write_all(head.as_bytes()).await.unwrap();
+            for part in body.as_bytes().chunks(40) {
+                tokio::time::sleep(REQUEST_TIMEOUT - Duration::from_secs(1)).await;
+                socket.write_all(part).await.unwrap();
+            }
+        };
+        let (nodes, ()) = tokio::join!(cluster.nodes(None), slow);
+        assert_eq!(nodes.unwrap().into_iter().collect::<Vec<_>>(), ["a"]);
     }
 
     #[tokio::test]

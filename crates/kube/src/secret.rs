@@ -6,6 +6,7 @@ use kube::Api;
 use tokio::time::timeout;
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
+use tunnel_base::silence::unless_silent;
 
 /// A shared text in a Secret of this server's namespace, under one key.
 #[derive(Debug)]
@@ -71,8 +72,8 @@ impl SecretEntry {
 
     async fn found(&mut self) -> Result<Option<Secret>, ClusterError> {
         let api = self.connected().await?;
-        let found = timeout(REQUEST_TIMEOUT, api.get_opt(&self.name)).await;
-        Ok(found.map_err(|_| ClusterError::Silent)??)
+        let found = unless_silent(REQUEST_TIMEOUT, api.get_opt(&self.name)).await;
+        Ok(found.ok_or(ClusterError::Silent)??)
     }
 
     async fn connected(&mut self) -> Result<Api<Secret>, ClusterError> {

@@ -37,7 +37,7 @@ pub enum NodeListEnd {
 }
 
 impl Peers {
-    /// Returns the nodes of every peer, at most [`MAX_LISTED`] in total with equal shares. Takes at most 11 s. Only one
+    /// Returns the nodes of every peer, at most [`MAX_LISTED`] in total with equal shares. Takes at most 21 s. Only one
     /// list at a time is made. All callers that wait for it share the next one, so none delays the others by many
     /// requests. Cancel safe.
     pub async fn list_nodes(&self) -> Arc<[PeerNodes]> {
@@ -120,6 +120,7 @@ pub(crate) struct CachedPeerNodes {
 
 /// Maximum number of nodes of all peers in a list.
 pub const MAX_LISTED: usize = 100_000;
-/// Maximum time for a page, and for all pages of a peer.
+/// Maximum time for a page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(2);
-const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for all pages of a peer. Commands wait 30 s for the first byte of the list.
+pub(crate) const LIST_TIMEOUT: Duration = Duration::from_secs(20);

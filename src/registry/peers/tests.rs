@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::node_counts::PeerLoad;
-use crate::registry::peers::node_list::{MAX_LISTED, NodeListEnd};
+use crate::registry::peers::node_list::{LIST_TIMEOUT, MAX_LISTED, NodeListEnd};
 use crate::registry::peers::peer_dialer::{PeerDialer, REDIAL_DELAY, TlsPeerDialer};
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::LinkContext;
@@ -302,6 +302,24 @@ async fn the_node_list_of_a_peer_is_truncated_at_its_limit() {
         () = answers => unreachable!(),
     };
     assert_eq!((listed[0].nodes.len(), &listed[0].end), (0, &NodeListEnd::Complete));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_nodes_of_a_slow_peer_are_all_listed_while_its_pages_arrive() {
+    let (peers, _tell, _made) = peers(&[]);
+    let link = Link::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
+    peers.add_incoming(&link, false);
+    let slow = async {
+        for number in 1..=12 {
+            while !peers.pages.pending.lock().contains_key(&(number, link.id)) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            peers.handle_node_page(&link, page(number, &[format!("node-{number}")], number < 12));
+        }
+    };
+    let (listed, _) = tokio::join!(peers.list_nodes(), tokio::time::timeout(LIST_TIMEOUT, slow));
+    assert_eq!((listed[0].nodes.len(), &listed[0].end), (12, &NodeListEnd::Complete));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,11 +1,10 @@
-//! Errors of issuing, and requests to kube-apiserver with a timeout.
+//! Errors of issuing, and requests to kube-apiserver that end if it is silent.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::time::timeout;
-
 use crate::cluster::{ClusterError, REQUEST_TIMEOUT};
+use tunnel_base::silence::unless_silent;
 use tunnel_net::pki::PkiError;
 
 /// The reason why no new certificate was issued.
@@ -90,14 +89,14 @@ impl From<ClusterError> for CsrError {
     }
 }
 
-/// Runs one operation at kube-apiserver with a timeout. It normally takes milliseconds.
+/// Runs one operation at kube-apiserver, unless that is silent. It normally takes milliseconds.
 pub(crate) async fn with_timeout<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
-    match timeout(REQUEST_TIMEOUT, work).await {
-        Err(_) => Err(ClusterError::Silent.into()),
-        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+    match unless_silent(REQUEST_TIMEOUT, work).await {
+        None => Err(ClusterError::Silent.into()),
+        Some(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
             Err(CsrError::ChangedOrDeleted)
         }
-        Ok(done) => done.map_err(|cause| ClusterError::from(cause).into()),
+        Some(done) => done.map_err(|cause| ClusterError::from(cause).into()),
     }
 }
 
