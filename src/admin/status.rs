@@ -121,6 +121,9 @@ pub struct LinkStatus {
     /// Last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ReportedError>,
+    /// Problems that a peer reports, in one line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problems: Option<String>,
 }
 
 /// An error in the status, such as the last one of a link, with its time.

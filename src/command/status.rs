@@ -212,6 +212,10 @@ fn text(status_report: &StatusResponse) -> String {
     lines.extend(status_report.room.map(|edges| format!("room for {edges} more edges")));
     // What is wrong comes before the tables, which may be longer than the screen.
     lines.extend(status_report.conditions.iter().filter_map(problem));
+    let problems_at = |peer: &LinkStatus| {
+        Some(format!("! server {}: {}", clean(&peer.name), clean(peer.problems.as_ref()?)))
+    };
+    lines.extend(status_report.peers.iter().filter_map(problems_at));
     if let Some(publisher) = &status_report.publisher {
         let error = publisher.error.as_ref().map(|error| format!("; failing: {}", clean(error)));
         lines.push(format!(

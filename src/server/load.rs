@@ -1,6 +1,7 @@
 //! Reports this server's number of nodes to its peers. Asks edges to link to peers that have fewer, and refuses those for
 //! which it has no memory.
 
+use std::convert::identity;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::server::link_denial::LinkDenial;
 use tunnel_base::limited;
 use tunnel_link::grpc::accept::CallRejection;
 use tunnel_proto::frame::Load;
+use tunnel_proto::printable::printable;
 
 /// Spawns the tasks that report the load, and that ask edges to move if this is enabled.
 pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig) {
@@ -31,7 +33,9 @@ pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig
 async fn report_load(peers: Arc<Peers>, shared: Arc<ServerContext>) {
     loop {
         let stopping = shared.stopping.is_cancelled();
-        peers.broadcast_load(Load { nodes: shared.registry.node_count() as u64, stopping });
+        let problems = shared.readiness.check().unwrap_or_else(identity);
+        let problems = printable(&problems.trim_end().replace('\n', "; "));
+        peers.broadcast_load(&Load { nodes: shared.registry.node_count() as u64, stopping, problems });
         tokio::select! {
             () = shared.link_context.drain.draining() => return,
             () = shared.stopping.cancelled(), if !stopping => {}

@@ -96,12 +96,15 @@ pub const MAX_PAGE_NODES: usize = 500;
 pub const MAX_VERSION_CHARS: usize = 40;
 
 /// The load of a server, as announced to its peers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Load {
     /// Number of nodes connected to it.
     pub nodes: u64,
     /// Whether it accepts no new links.
     pub stopping: bool,
+    /// Its problems in one line of at most 200 bytes, for operators; empty if there are none. Servers of earlier
+    /// versions tell none.
+    pub problems: String,
 }
 
 /// A server's reply or announcement about a node: whether the node is connected there.

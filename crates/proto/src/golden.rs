@@ -90,7 +90,7 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
     });
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
-    let load = Load { nodes: 5000, stopping: false };
+    let load = Load { nodes: 5000, stopping: false, problems: String::new() };
     vec![
         ("ping", FrameKind::Ping(Some(258)), edge.clone()),
         ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
@@ -105,7 +105,8 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
             FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
             Remote::Peer,
         ),
-        ("load", FrameKind::Load(load), Remote::Peer),
+        ("load", FrameKind::Load(load.clone()), Remote::Peer),
+        ("load, problems", FrameKind::Load(Load { problems: "a: b".into(), ..load.clone() }), Remote::Peer),
         ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Remote::Peer),
     ]
 }

@@ -159,10 +159,17 @@ impl AdminContext {
             reason: error.why.to_string(),
         };
         status.drops = drops.into_iter().map(drop).collect();
-        let peers: Vec<_> = server.finder.peers().into_iter().flat_map(|peers| peers.all()).collect();
+        let known = server.finder.peers();
+        let peers: Vec<_> = known.into_iter().flat_map(|peers| peers.all()).collect();
         let mut names = self.server_names(server, &peers).into_iter();
         status.name = names.next();
-        status.peers = names.zip(&peers).map(|(name, peer)| self.peer(name, peer)).collect();
+        status.peers = names
+            .zip(&peers)
+            .map(|(name, peer)| {
+                let problems = peer.up().zip(known).and_then(|(link, known)| known.problems_at(&link));
+                LinkStatus { problems, ..self.peer(name, peer) }
+            })
+            .collect();
         status.publisher = server.publishes.map(|store| PublisherStatus {
             store: store.into(),
             records: self.metrics.dns_records.get(),
@@ -196,6 +203,7 @@ impl AdminContext {
             sent_bytes: traffic.sent_bytes,
             received_bytes: traffic.received_bytes,
             error: None,
+            problems: None,
         }
     }
 

@@ -19,6 +19,7 @@ fn sample_status() -> StatusResponse {
         sent_bytes: 1_258_291,
         received_bytes: 7,
         error: Some(ReportedError { time: Some(999_940.0), text: "nothing was\u{1b}[2J received".into() }),
+        problems: None,
     };
     StatusResponse {
         role: "server".into(),
@@ -45,6 +46,7 @@ fn sample_status() -> StatusResponse {
             name: "10.0.0.7:9000".into(),
             state: "not_linked".into(),
             since: None,
+            problems: Some("invitations: \x1b[2Jcannot be read".into()),
             ..link
         }],
         publisher: Some(PublisherStatus {
@@ -71,6 +73,7 @@ server eu-1 3f2a1b9c, version 0.1.0, up 1d6h, ready
 4 sessions, 2 relayed; 5 B to targets, 3.0 GiB from targets
 room for 12 more edges
 ! dns: the disk is full
+! server 10.0.0.7:9000: invitations:  [2Jcannot be read
 published: 1 records (hosts), 2 failures; failing: the disk is full
 refusals in the last hour: 3 token, 1 tls
 

@@ -24,11 +24,11 @@ pub struct PeerLoad {
 
 impl Peers {
     /// Reports this server's load to every peer; to be called every [`ANNOUNCE_INTERVAL`].
-    pub fn broadcast_load(&self, load: Load) {
+    pub fn broadcast_load(&self, load: &Load) {
         let mut reported = HashSet::new();
         for link in self.links() {
             if link.instance.is_none_or(|server| reported.insert(server)) {
-                link.signal(&NodeName::none(), FrameKind::Load(load));
+                link.signal(&NodeName::none(), FrameKind::Load(load.clone()));
             }
         }
     }
@@ -42,6 +42,13 @@ impl Peers {
         if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
             loads.insert(server, (load, now));
         }
+    }
+
+    /// Returns the problems that the peer at the remote end of a link has reported lately, if it has any.
+    pub(crate) fn problems_at(&self, link: &Link) -> Option<String> {
+        let loads = self.loads.lock();
+        let (load, at) = loads.get(&link.instance?)?;
+        (at.elapsed() < LOAD_TTL && !load.problems.is_empty()).then(|| load.problems.clone())
     }
 
     /// Returns the load of every peer that this server has dialled, unless it has not reported recently or is stopping.

@@ -388,7 +388,7 @@ async fn loads_are_those_of_linked_peers_that_report_and_do_not_stop() {
     let PeerHandle::Known(listed) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     peers.changes().changed().await.unwrap();
     let link = |id: u64| Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
-    let load = |nodes| Load { nodes, stopping: false };
+    let load = |nodes| Load { nodes, stopping: false, problems: "store: lost".into() };
     let (dialled, incoming) = (link(7), link(8));
     peers.add_incoming(&incoming, false);
     peers.handle_load(&incoming, load(80));
@@ -401,8 +401,10 @@ async fn loads_are_those_of_linked_peers_that_report_and_do_not_stop() {
     {
         peers.handle_load(&dialled, reported);
         assert_eq!(peers.loads(), expected);
+        assert_eq!(peers.problems_at(&dialled).unwrap(), "store: lost");
     }
     tokio::time::advance(Duration::from_secs(20)).await;
+    assert_eq!(peers.problems_at(&dialled), None);
     assert_eq!(peers.loads(), [], "its load is out of date");
     tell.send_replace(Vec::new());
 }
@@ -412,7 +414,7 @@ async fn loads_of_many_instances_are_bounded() {
     let (peers, _tell, _made) = peers(&[]);
     for id in 0..MAX_KNOWN as u64 + 10 {
         let link = Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
-        peers.handle_load(&link, Load { nodes: 1, stopping: false });
+        peers.handle_load(&link, Load { nodes: 1, stopping: false, problems: String::new() });
     }
     assert_eq!(peers.loads.lock().len(), MAX_KNOWN);
 }

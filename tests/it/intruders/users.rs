@@ -98,7 +98,7 @@ async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
     for body in [
         FrameKind::Found(found),
         FrameKind::Find(1),
-        FrameKind::Load(Load { nodes: 0, stopping: true }),
+        FrameKind::Load(Load { nodes: 0, stopping: true, problems: String::new() }),
         FrameKind::Conflict(conflict),
         FrameKind::ListNodes(ListNodes { question: 1, after: None }),
         FrameKind::NodePage(NodePage { question: 1, nodes: Vec::new(), more: true }),

@@ -82,7 +82,11 @@ impl SimServer {
 
     fn announce_load(&self) {
         let nodes = self.registry.node_count() as u64;
-        self.peers.broadcast_load(Load { nodes, stopping: self.stopping.load(Relaxed) });
+        self.peers.broadcast_load(&Load {
+            nodes,
+            stopping: self.stopping.load(Relaxed),
+            problems: String::new(),
+        });
     }
 
     /// Starts to stop.

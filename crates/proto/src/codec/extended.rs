@@ -53,10 +53,10 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             let addr = to.map(|to| to.to_string()).unwrap_or_default();
             StreamMsg { addr, ..signal(node, DRAIN, None) }
         }
-        FrameKind::Load(Load { nodes, stopping }) => {
+        FrameKind::Load(Load { nodes, stopping, problems: reason }) => {
             let code = u32::from(if stopping { ErrorCode::Overloaded } else { ErrorCode::NoError } as u8);
             StreamMsg {
-                data: pack(&Control { nodes, code, ..Control::default() }),
+                data: pack(&Control { nodes, code, reason, ..Control::default() }),
                 ..signal(node, LOAD, None)
             }
         }
@@ -104,7 +104,8 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, LOAD) if servers => {
             let fields = control(&message)?;
             let stopping = ErrorCode::from_wire(fields.code) != ErrorCode::NoError;
-            FrameKind::Load(Load { nodes: fields.nodes, stopping })
+            let problems = SessionError::new(ErrorCode::NoError, fields.reason).reason;
+            FrameKind::Load(Load { nodes: fields.nodes, stopping, problems })
         }
         (STREAM, LIST_NODES) if servers => {
             let question = control(&message)?.epoch;
@@ -462,7 +463,7 @@ mod tests {
         assert_eq!(from_message(to_message(fin), &client), Err(FrameError::WrongNode));
         let conflict = FrameKind::Conflict(Conflict { instance: None, reason: String::new() });
         let found = FrameKind::Found(Found { here: true, ..Found::not_here(0) });
-        let load = FrameKind::Load(Load { nodes: 0, stopping: true });
+        let load = FrameKind::Load(Load { nodes: 0, stopping: true, problems: String::new() });
         for body in [FrameKind::Find(5), found, load, conflict] {
             let refused = from_message(to_message(frame(&node, body)), &client);
             assert_eq!(refused, Err(FrameError::UnknownType));
@@ -478,7 +479,7 @@ mod tests {
         let away = Found { silence, ..Found::not_here(0) };
         let (edge, server) = ([Remote::Edge(node.clone()), Remote::Server(node.clone())], [Remote::Peer]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
-        let load = |nodes| Load { nodes, stopping: false };
+        let load = |nodes| Load { nodes, stopping: false, problems: "store: cannot be read".into() };
         let first = ListNodes { question: 7, after: None };
         let next = ListNodes { after: Some(node.clone()), ..first.clone() };
         let listed = |address: Option<&str>| ListedNode {
