@@ -537,8 +537,8 @@ const NAME_CONFLICT_PAUSE: Duration = Duration::from_secs(30);
 const CONFLICT_REPORT_TIME: Duration = Duration::from_secs(90);
 
 impl Reconnector {
-    /// Watches this machine's addresses and default route until draining starts. On a change it probes the links or,
-    /// without a link, triggers dialling at once.
+    /// Watches this machine's addresses and default route, and whether it wakes, until draining starts. On a change it
+    /// probes the links or, without a link, triggers dialling at once.
     pub(crate) async fn follow_network(self: Arc<Self>) {
         let mut network = match NetworkChanges::watch() {
             Ok(network) => network,
@@ -546,7 +546,7 @@ impl Reconnector {
         };
         let links = self.link_context.drain.clone();
         while let Some(Ok(_)) = links.run_until(network.next()).await {
-            info!("addresses or default route changed, probing links");
+            info!("addresses or default route changed, or machine woke, probing links");
             self.uplinks.probe();
             if !self.uplinks.is_linked() {
                 self.redial.notify_one();

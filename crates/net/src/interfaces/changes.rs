@@ -5,11 +5,14 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::bind;
 use rustix::net::netlink::SocketAddrNetlink;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::net::UnixDatagram;
+use tokio::time::sleep;
 
 use crate::interfaces::{INDEX, NETLINK_ROUTE, dummies, interfaces, is_link_local, list};
 use crate::netlink::{self, AF_INET, AF_INET6, find, split};
@@ -21,6 +24,8 @@ pub struct NetworkChanges {
     kernel: UnixDatagram,
     room: Vec<u8>,
     known: NetworkSnapshot,
+    /// Seconds for which this machine has been suspended since it was started.
+    suspended: i64,
 }
 
 impl NetworkChanges {
@@ -33,10 +38,16 @@ impl NetworkChanges {
         let kernel = netlink::open(NETLINK_ROUTE)?;
         bind(&kernel, &SocketAddrNetlink::new(0, GROUPS))?;
         let kernel = UnixDatagram::from_std(net::UnixDatagram::from(OwnedFd::from(kernel)))?;
-        Ok(Self { kernel, room: vec![0; REPORT_ROOM], known: NetworkSnapshot::read()? })
+        Ok(Self {
+            kernel,
+            room: vec![0; REPORT_ROOM],
+            known: NetworkSnapshot::read()?,
+            suspended: suspended(),
+        })
     }
 
-    /// Waits for the next change. All changes since the last call are reported as one. Cancel safe.
+    /// Waits for the next change, or until the machine wakes after it was suspended. All changes since the last call are
+    /// reported as one. Cancel safe.
     ///
     /// Router advertisements and DHCP renewals announce the same addresses and routes again, which is no change.
     ///
@@ -45,8 +56,14 @@ impl NetworkChanges {
     /// The kernel reports no more changes.
     pub async fn next(&mut self) -> io::Result<()> {
         loop {
-            self.kernel.readable().await?;
-            if self.take_reports()? {
+            let is_changed = tokio::select! {
+                ready = self.kernel.readable() => ready.and_then(|()| self.take_reports())?,
+                () = sleep(WAKE_CHECK) => {
+                    let before = std::mem::replace(&mut self.suspended, suspended());
+                    self.suspended > before + 1
+                }
+            };
+            if is_changed {
                 return Ok(());
             }
         }
@@ -173,9 +190,19 @@ const ROUTE_ATTRIBUTES: usize = 16 + 12;
 /// Larger than any message about one address or route.
 const REPORT_ROOM: usize = 8 * 1024;
 
+/// Returns the seconds for which this machine has been suspended since it was started: one clock stops meanwhile.
+fn suspended() -> i64 {
+    clock_gettime(ClockId::Boottime).tv_sec - clock_gettime(ClockId::Monotonic).tv_sec
+}
+
+/// Interval of checks whether the machine was suspended.
+const WAKE_CHECK: Duration = Duration::from_secs(2);
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+
+    use tokio::time::timeout;
 
     use crate::netlink::attribute;
 
@@ -236,6 +263,15 @@ mod tests {
             }
         }
         assert!(!is_report(&[0; 64]), "a length of 0 ends it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_suspension_is_a_change() {
+        let mut changes = NetworkChanges::watch().unwrap();
+        changes.suspended -= 3600;
+        let within = 2 * WAKE_CHECK;
+        assert!(timeout(within, changes.next()).await.unwrap().is_ok());
+        assert!(timeout(within, changes.next()).await.is_err(), "once");
     }
 
     /// Runs the next test in a network namespace of its own.
