@@ -6,7 +6,7 @@ mod session;
 mod stdio;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use clap::{Args, ValueHint};
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
@@ -21,6 +21,7 @@ use crate::command::connect::session::{PrintLine, interrupted};
 use crate::command::connect::stdio::carry;
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
+use crate::uplink::proxy::accept_own;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
@@ -39,7 +40,8 @@ pub struct ConnectArgs {
     /// The server, and how to log in there.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// Local address (IP:PORT, or PORT on 127.0.0.1) to listen on, with a session for each connection, until Ctrl-C.
+    /// Local address (IP:PORT, or PORT on 127.0.0.1) to listen on, with a session for each connection, until Ctrl-C. On
+    /// loopback only this user's processes, and root's, are served.
     #[arg(long, value_name = "IP:PORT", value_parser = local_address)]
     pub listen: Option<SocketAddr>,
 }
@@ -123,11 +125,14 @@ async fn listen(
     // A place is taken before a connection is accepted, so connections beyond the maximum wait in the kernel.
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let pool = BufferPool::new();
+    let warning = Once::new();
     let serving = async {
         loop {
             // Only this function owns the semaphore, and never closes it.
             let Ok(permit) = room.clone().acquire_owned().await else { return };
-            let (client, _) = listener.accept().await;
+            // Any process may connect to loopback, and would get this user's rights.
+            let refused = |_, _| warning.call_once(|| print_line(OTHER_USER));
+            let (client, _) = accept_own(&listener, refused).await;
             let client = Socket::new(client, pool.clone());
             let opener = opener.clone();
             let target = target.clone();
@@ -167,6 +172,9 @@ async fn serve(
     }
 }
 
+/// The line for connections to a local port that are not served.
+const OTHER_USER: &str = "tunnel: closed a connection of another user's process; to serve all users, listen on an \
+                          address that is not loopback";
 /// The reason of a session that ends by SIGINT or SIGTERM.
 const BY_SIGNAL: &str = "stopped by a signal";
 

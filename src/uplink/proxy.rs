@@ -86,22 +86,34 @@ impl Accept for OwnProcesses {
     }
 
     async fn accept(&self) -> (TcpStream, SocketAddr) {
-        loop {
-            let (stream, from) = self.socket.accept().await;
-            if !self.socket.at().ip().is_loopback() {
-                return (stream, from);
-            }
-            let user = remote_user(&stream).ok();
-            if [Some(0), Some(rustix::process::geteuid().as_raw())].contains(&user) {
-                return (stream, from);
-            }
+        let refused = |from: SocketAddr, user| {
             limited!(
                 self.refusals.may_log_once("other_user", from.ip()) => warn,
                 client = %from,
                 user,
                 "closed a connection of another user's process"
             );
+        };
+        accept_own(&self.socket, refused).await
+    }
+}
+
+/// Accepts the next connection: on loopback, the next one of this user's processes, or of root's. Closes others, with a
+/// call of `refused` with address and user. Cancel safe.
+pub(crate) async fn accept_own(
+    socket: &TcpListenSocket,
+    refused: impl Fn(SocketAddr, Option<u32>),
+) -> (TcpStream, SocketAddr) {
+    loop {
+        let (stream, from) = socket.accept().await;
+        if !socket.at().ip().is_loopback() {
+            return (stream, from);
         }
+        let user = remote_user(&stream).ok();
+        if [Some(0), Some(rustix::process::geteuid().as_raw())].contains(&user) {
+            return (stream, from);
+        }
+        refused(from, user);
     }
 }
 

@@ -1,4 +1,8 @@
+use std::net::Ipv4Addr;
+use std::os::unix::fs::fchown;
+
 use clap::Parser as _;
+use tokio::net::TcpSocket;
 
 use crate::command::connect::port::ConnectPortClient;
 
@@ -109,4 +113,32 @@ async fn a_password_crosses_a_network_only_over_tls_or_with_insecure() {
     }
     let without = endpoint(&["n:1", "--server=192.0.2.1:1"]).ok().unwrap();
     assert_eq!(without.check_password_path().await, Ok(()), "no password is sent");
+}
+
+#[tokio::test]
+async fn a_port_on_loopback_serves_only_processes_of_its_user() {
+    let (print, mut printed) = tokio::sync::mpsc::channel(9);
+    let opener = SessionOpener::Port(endpoint(&["n:1", "--server=127.0.0.1:1"]).unwrap());
+    let print_line = move |line: &str| print.try_send(line.to_owned()).unwrap();
+    let at = (Ipv4Addr::LOCALHOST, 0).into();
+    let serving = listen(at, Arc::new(opener), "n:1".parse().unwrap(), std::future::pending(), print_line);
+    let clients = async {
+        let at: SocketAddr = printed.recv().await.unwrap().split(' ').next().unwrap().parse().unwrap();
+        let mut shown = Vec::new();
+        for user in [65534, rustix::process::geteuid().as_raw()] {
+            let client = TcpSocket::new_v4().unwrap();
+            // Only root can give a socket to another user.
+            if fchown(&client, Some(user), None).is_ok() {
+                let _client = client.connect(at).await.unwrap();
+                shown.push(printed.recv().await.unwrap());
+            }
+        }
+        shown
+    };
+    let shown = tokio::select! {
+        _ = serving => unreachable!(),
+        shown = clients => shown,
+    };
+    assert!(shown[shown.len() - 1].contains("cannot connect to 127.0.0.1:1"), "{shown:?}");
+    assert!(shown.len() == 1 || shown[0].contains("another user's process"), "{shown:?}");
 }
