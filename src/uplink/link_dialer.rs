@@ -210,6 +210,12 @@ impl LinkDialer {
         None
     }
 
+    /// Returns true if the whole list is one address: that of the only server, or of a load balancer.
+    pub(crate) async fn has_one_address(&self) -> bool {
+        let [server] = &self.servers[..] else { return false };
+        self.resolve(&server.at).await.is_ok_and(|(addresses, _)| addresses.len() == 1)
+    }
+
     /// Dials a link to that server only, and counts a failure. Cancel safe: dropping the future leaves no link.
     pub(crate) async fn connect_to(
         &self,

@@ -33,7 +33,7 @@ pub(crate) fn dial_order(first: usize, servers: usize) -> impl ExactSizeIterator
     (0..servers).map(move |n| (first + n) % servers)
 }
 
-/// Dials up to three times until a link leads to another `process` than `from`. The name of a server may be a load
+/// Dials up to `dials` times until a link leads to another `process` than `from`. The name of a server may be a load
 /// balancer's, which leads anywhere.
 ///
 /// # Cancel safety
@@ -41,10 +41,11 @@ pub(crate) fn dial_order(first: usize, servers: usize) -> impl ExactSizeIterator
 /// Cancel safe if `dial` is.
 pub(crate) async fn dial_elsewhere<T, E: fmt::Display, F: Future<Output = Result<T, E>>>(
     from: Option<Instance>,
+    dials: u32,
     mut dial: impl FnMut() -> F,
     process: impl Fn(&T) -> Option<Instance>,
 ) -> Option<T> {
-    for _ in 0..MAX_DIALS {
+    for _ in 0..dials {
         match dial().await {
             Ok(made) if process(&made) != from => return Some(made),
             Ok(_) => debug!("a new link leads to the server that requested another one"),
@@ -54,8 +55,9 @@ pub(crate) async fn dial_elsewhere<T, E: fmt::Display, F: Future<Output = Result
     None
 }
 
-/// Number of dials for one request. With a load balancer before two servers, one of eight edges stays.
-const MAX_DIALS: u32 = 3;
+/// Maximum number of dials for one request. A single address gets one: it is that of a load balancer, which leads half
+/// of the edges elsewhere, or of the only server.
+pub(crate) const MAX_DIALS: u32 = 3;
 
 #[cfg(test)]
 mod tests;

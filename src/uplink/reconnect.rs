@@ -17,7 +17,7 @@ use crate::admin::readiness::Readiness;
 use crate::config::SecretString;
 use crate::registry::uplinks::Uplinks;
 use crate::uplink::link_dialer::{DialPreference, LinkDialer, NewLink, UplinkFailure};
-use crate::uplink::moves::{ListPlace, dial_elsewhere};
+use crate::uplink::moves::{ListPlace, MAX_DIALS, dial_elsewhere};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
 use tunnel_link::backup::BackupDialer;
@@ -304,7 +304,8 @@ impl Reconnector {
             if requests.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-            let Some(to) = *requests.borrow_and_update() else { continue };
+            let to = requests.borrow_and_update().filter(|_| !self.sessions.is_draining());
+            let Some(to) = to else { continue };
             info!(server_addr = %to, "server requested a link to another server");
             // An address that the list does not have is ignored: a server cannot make an edge dial anything else.
             let first = self.dialer.server_at(to).await.unwrap_or(current.place.server + 1);
@@ -312,7 +313,8 @@ impl Reconnector {
             // The current server must not close its link if a load balancer leads there again.
             let dial = || self.dialer.connect(first, hint, LinkPurpose::Backup);
             let process = |made: &NewLink| made.reader.link.instance;
-            match dial_elsewhere(current.link.instance, dial, process).await {
+            let dials = if self.dialer.has_one_address().await { 1 } else { MAX_DIALS };
+            match dial_elsewhere(current.link.instance, dials, dial, process).await {
                 Some(made) => return made,
                 None => info!(link = %current.link.id, "no other server reached, link stays"),
             }

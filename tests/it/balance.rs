@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tunnel::edge::Edge;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Frame, FrameKind};
@@ -77,18 +78,19 @@ async fn an_edge_moves_on_request_only_to_an_address_of_its_list_and_stays_if_it
     let mut call = server.call().await;
     call.answer(Some(here));
     call.send(to_message(Frame { node: "node1".parse().unwrap(), body: body.clone() })).await;
-    // The name may be that of a load balancer, so the edge dials it again.
-    for _ in 0..3 {
-        let mut again = server.call().await;
-        again.answer(Some(here));
-        again.wait_for_end().await;
-    }
+    // The address may be that of a load balancer, so the edge dials it again, once.
+    let mut again = server.call().await;
+    again.answer(Some(here));
+    again.wait_for_end().await;
+    pause_time();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(server.no_call());
     // The first link is still served.
     call.send(to_message(Frame { node: "node1".parse().unwrap(), body })).await;
     let mut elsewhere = server.call().await;
     elsewhere.answer(Some(Instance::random()));
     wait_until("the edge has moved", || edge.metrics.link_reconnects.get() == 1).await;
-    assert_eq!((server.connections(), other.connections()), (5, 0));
+    assert_eq!((server.connections(), other.connections()), (3, 0));
 }
 
 #[tokio::test]
@@ -109,6 +111,27 @@ async fn an_edge_moves_to_the_requested_address_whatever_its_place_in_the_list()
     requested.answer(Some(Instance::random()));
     wait_until("the edge has moved", || edge.metrics.link_reconnects.get() == 1).await;
     assert_eq!((first.connections(), second.connections()), (1, 0));
+}
+
+#[tokio::test]
+async fn an_edge_that_stops_does_not_move() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::start(&place);
+    let other = remote::ScriptedServer::start(&place).await;
+    let servers = format!("{}\", \"{}", server.server.bound.grpc, other.at);
+    let edge = start_edge(&place.edge("node1", servers, ""));
+    let node = "node1".parse().unwrap();
+    wait_until("the edge is linked", || server.server.registry.link_of(&node).is_some()).await;
+    let mut client = server.open(&at("node1", echo)).await;
+    let mut stopping = Box::pin(edge.shutdown(std::future::pending()));
+    assert!((&mut stopping).now_or_never().is_none());
+    server.server.registry.link_of(&node).unwrap().link.request_move(other.at);
+    for _ in 0..3 {
+        assert_echo(&mut client, "after the request").await;
+    }
+    client.shutdown().await.unwrap();
+    stopping.await;
+    assert_eq!(other.connections(), 0);
 }
 
 /// Number of edges in the test.

@@ -147,7 +147,8 @@ impl Cloud {
             let of_target = || self.servers.iter().position(|server| server.at == to);
             let first = if self.list == ServerList::Addresses { of_target() } else { None };
             let dial = || ready(self.dial(first.unwrap_or(place.server + 1), hint).ok_or("no server"));
-            let moved = dial_elsewhere(Some(own), dial, |(_, at)| Some(self.servers[*at].own));
+            let dials = if self.list == ServerList::Balancer { 1 } else { MAX_DIALS };
+            let moved = dial_elsewhere(Some(own), dials, dial, |(_, at)| Some(self.servers[*at].own));
             if let Some((entry, at)) = moved.now_or_never().unwrap() {
                 self.edges[edge].place = ListPlace { server: entry, is_requested: true };
                 self.link(edge, entry, at);
