@@ -15,6 +15,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{Span, field};
 
 use crate::acceptor::target_dialer::DirectDialer;
@@ -460,7 +461,12 @@ impl Admission {
 
     /// Returns true if the permit was revoked. The connection is dropped after this poll, so answer now.
     pub(crate) fn is_evicted(&self) -> bool {
-        self.permit().is_some_and(|permit| permit.revoked().is_cancelled())
+        self.evicted().is_cancelled()
+    }
+
+    /// Returns a token that is cancelled when the permit is revoked.
+    pub(crate) fn evicted(&self) -> CancellationToken {
+        self.permit().map(|permit| permit.revoked()).unwrap_or_default()
     }
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span};
 
-use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, NO_PENDING, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
 use crate::session_io::OpenSession;
@@ -58,12 +58,27 @@ async fn handshake(
     socket: &mut TcpStream,
     admission: &mut Admission,
 ) -> Result<Option<OpenSession>, &'static str> {
-    let request = if greet(socket, admission).await? {
-        read_request(socket).await?
-    } else {
-        let denial = Denial::Request("the client does not offer SOCKS5 without authentication");
-        Err(SocksRejection { denial, reply: vec![VERSION, NO_METHOD] })
+    // A client that loses its place after its first byte gets an answer to the message that it has not finished.
+    let evicted = admission.evicted();
+    let lost = |reply| Ok(Err(SocksRejection { denial: Denial::Busy(NO_PENDING), reply }));
+    let [version] = read(socket).await?;
+    let greeted = tokio::select! {
+        biased;
+        greeted = greet(version, socket, admission) => Some(greeted?),
+        () = evicted.cancelled() => None,
     };
+    let request = match greeted {
+        Some(true) => tokio::select! {
+            biased;
+            request = read_request(socket) => request,
+            () = evicted.cancelled() => lost(reply_of(FAILED)),
+        },
+        Some(false) => {
+            let denial = Denial::Request("the client does not offer SOCKS5 without authentication");
+            Ok(Err(SocksRejection { denial, reply: vec![VERSION, NO_METHOD] }))
+        }
+        None => lost(vec![VERSION, NO_METHOD]),
+    }?;
     // Errors pass through admission: it counts them, and a forbidden client learns no more than that.
     let (request, early) = match request {
         Ok(request) => (Ok(request), None),
@@ -88,8 +103,7 @@ struct SocksRejection {
 }
 
 /// Agrees to use no authentication. Returns false if the client does not offer that.
-async fn greet(socket: &mut TcpStream, admission: &Admission) -> Result<bool, &'static str> {
-    let [version, count] = read(socket).await?;
+async fn greet(version: u8, socket: &mut TcpStream, admission: &Admission) -> Result<bool, &'static str> {
     admission.mark_active();
     if version != VERSION {
         limited!(
@@ -104,6 +118,7 @@ async fn greet(socket: &mut TcpStream, admission: &Admission) -> Result<bool, &'
         }
         return Err(NOT_SOCKS5);
     }
+    let [count] = read(socket).await?;
     if !read_bytes(socket, count).await?.contains(&NO_PASSWORD) {
         return Ok(false);
     }

@@ -314,7 +314,8 @@ impl<K: Clone + Ord + Hash> Permit<K> {
 
     /// Wraps the holder's connection so that its reads mark the permit as active or idle.
     pub fn track_activity<T>(&self, io: T) -> ActivityTracked<T, K> {
-        Hooked { io, hook: ActivityHook { permit: Some((self.limiter.clone(), self.id)), silent: true } }
+        let permit = Some((self.limiter.clone(), self.id, self.revoked()));
+        Hooked { io, hook: ActivityHook { permit, silent: true } }
     }
 
     /// Returns a token that is cancelled when the permit is revoked. The holder must then close its connection at once.
@@ -331,13 +332,13 @@ impl<K: Clone + Ord + Hash> Drop for Permit<K> {
 
 /// A connection that marks its permit: a read that finds nothing marks the holder as idle, any other read as active.
 ///
-/// Once the permit is released it is a plain wrapper.
+/// Reads fail once it is revoked. Once it is released this is a plain wrapper.
 pub type ActivityTracked<T, K = Source> = Hooked<T, ActivityHook<K>>;
 
 /// The permit of an [`ActivityTracked`] connection, and how it was last marked.
 #[derive(Debug)]
 pub struct ActivityHook<K: Clone + Ord + Hash = Source> {
-    permit: Option<(FairLimiter<K>, u64)>,
+    permit: Option<(FairLimiter<K>, u64, CancellationToken)>,
     silent: bool,
 }
 
@@ -348,9 +349,12 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.permit.as_ref().is_some_and(|(.., revoked)| revoked.is_cancelled()) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         let read = io.poll_read(cx, out);
         let silent = read.is_pending();
-        if let Some((limiter, id)) = self.permit.as_ref().filter(|_| silent != self.silent) {
+        if let Some((limiter, id, _)) = self.permit.as_ref().filter(|_| silent != self.silent) {
             let held = limiter.lock().holders.mark(id, !silent, Instant::now()).is_some();
             self.silent = silent;
             if !held {

@@ -3,9 +3,10 @@ pub(crate) mod line;
 
 use std::future::{pending, poll_fn};
 
+use futures_util::FutureExt as _;
 use http::HeaderMap;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
@@ -14,6 +15,7 @@ use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::http_proxy::HttpProxyProtocol;
 use crate::listener::requests::RequestRouter;
+use crate::listener::socks5::Socks5;
 use crate::listener::trace_id::new_trace;
 use crate::registry::uplinks::Uplinks;
 use crate::route::{PathProvider, RouteError, SessionRequest};
@@ -282,6 +284,36 @@ async fn an_idle_connection_makes_room_and_one_within_a_head_gets_an_answer() {
         held.push(limiter.try_acquire(&elsewhere).unwrap());
         let answer = answer(client).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 503 {}", admission::NO_PENDING)), "{answer}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_socks5_client_within_a_message_gets_an_answer_when_it_loses_its_place() {
+    let drain = Drain::new();
+    let (table, link, _offered) = linked(&drain);
+    let context = context(AccessPolicy::default(), drain.clone(), table, Some(link));
+    let front = Arc::new(ClientHandler { protocol: Socks5, context: Arc::new(context) });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    for (sent, expected) in [
+        (&[5][..], &[5, 0xff][..]),
+        (&[5, 1, 0, 5, 1, 0, 3, 9], &[5, 0, 5, 1, 0, 1, 0, 0, 0, 0, 0, 0]),
+        (&[], &[]),
+    ] {
+        let limiter = FairLimiter::new(PermitLimits::permits(1));
+        let permit = limiter.try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
+        let lost = permit.revoked();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (socket, _) = listener.accept().await.unwrap();
+        client.write_all(sent).await.unwrap();
+        let accepted = Accepted { socket, from: CLIENT_ADDRESS, permit };
+        let mut serving = std::pin::pin!(front.clone().handle(accepted));
+        let _ = tokio::time::timeout(Duration::from_millis(50), &mut serving).await;
+        lost.cancel();
+        // As the accept loop does.
+        assert!(serving.as_mut().now_or_never().is_none());
+        let mut received = vec![0; expected.len()];
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(received, expected);
     }
 }
 

@@ -3,15 +3,17 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Permit, PermitLimits, Source};
 use crate::pool::BufferPool;
 use crate::reload::ReloadedValue;
-use crate::socket::Buffered;
+use crate::socket::{Buffered, Connection as _};
 use crate::tls::client_certificate::{ClientCertificate, ServerTls};
 use crate::tls::error::TlsHandshakeError;
 
@@ -80,6 +82,7 @@ impl TlsHandshaker {
         }
         permit.mark_active();
         let Ok(turn) = self.limiter.acquire(&Source::of(from.ip())).await else {
+            send_full(&socket);
             return Err(TlsAcceptError::new(
                 "limit_reached",
                 "too many connections wait for a TLS handshake",
@@ -89,7 +92,7 @@ impl TlsHandshaker {
             return Err(TlsAcceptError::new("gone", "client disconnected before its TLS handshake"));
         }
         // Boxed, so that waiting calls above do not take its memory, nor does a link that results from it.
-        Box::pin(self.shake(socket, turn)).await
+        Box::pin(self.shake(socket, turn, permit.revoked())).await
     }
 
     /// Returns the certificate that an accepted client has presented, or `None` if it has presented none.
@@ -98,17 +101,31 @@ impl TlsHandshaker {
         Some(ClientCertificate::new(chain, &self.tls))
     }
 
-    async fn shake(&self, socket: TcpStream, turn: Permit) -> Result<TlsAccepted, TlsAcceptError> {
+    async fn shake(
+        &self,
+        socket: TcpStream,
+        turn: Permit,
+        outer: CancellationToken,
+    ) -> Result<TlsAccepted, TlsAcceptError> {
         let until = Instant::now() + HANDSHAKE_TIMEOUT;
         // The permit is idle only while this side waits for the client. A client that waits for this side keeps its
         // permit.
         let socket = Buffered::new(turn.track_activity(socket), self.pool.clone());
-        let handshake = self.tls.load().acceptor().accept(socket).into_fallible();
+        let mut handshake = self.tls.load().acceptor().accept(socket).into_fallible();
         let lost = turn.revoked();
         let accepted = tokio::select! {
             biased;
-            () = lost.cancelled() => return Err(TlsAcceptError::new("evicted", "evicted in its TLS handshake")),
-            accepted = timeout_at(until, handshake) => accepted,
+            () = lost.cancelled() => None,
+            () = outer.cancelled() => None,
+            accepted = timeout_at(until, &mut handshake) => Some(accepted),
+        };
+        let Some(accepted) = accepted else {
+            // Its next read fails then, so that it returns the connection.
+            lost.cancel();
+            if let Some(Err((_, socket))) = handshake.now_or_never() {
+                socket.tcp().into_iter().for_each(send_full);
+            }
+            return Err(TlsAcceptError::new("evicted", "evicted in its TLS handshake"));
         };
         match accepted {
             Ok(Ok(stream)) => Ok(TlsAccepted { stream, permit: turn, until }),
@@ -127,6 +144,15 @@ impl TlsAcceptError {
         Self { reason, why: why.into(), error: None, socket: None }
     }
 }
+
+/// Tells a client that it lost its place. First reads what it has sent: otherwise closing would reset the connection.
+fn send_full(socket: &TcpStream) {
+    let _ = socket.try_read(&mut [0; 4096]);
+    let _ = socket.try_write(&INTERNAL_ERROR);
+}
+
+/// The fatal alert internal_error.
+const INTERNAL_ERROR: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
 
 /// Returns the limits of `permits` concurrent handshakes, for which at most `waiting` more connections wait.
 pub fn handshake_limits(permits: usize, waiting: usize) -> PermitLimits {
@@ -232,6 +258,39 @@ mod tests {
     /// The middle of 2029, and the beginning of 2030.
     const YEAR_2029: u64 = 1_877_000_000;
     const YEAR_2030: u64 = 1_893_456_000;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_loses_its_place_in_a_handshake_gets_an_alert() {
+        let ca = TestCa::new("ca");
+        let from: SocketAddr = "192.0.2.1:1".parse().unwrap();
+        let other = Source::of([192, 0, 2, 9].into());
+        for loses_turn in [true, false] {
+            let handshaker = TlsHandshaker {
+                tls: server(ca.issue("s", "a.b"), ClientAuth::Anonymous),
+                limiter: FairLimiter::new(handshake_limits(1, 1)),
+                pool: BufferPool::new(),
+            };
+            let outer = permit(from);
+            let (mut near, served) = pair().await;
+            near.write_all(&[22, 3, 1, 0, 200, 1]).await.unwrap();
+            let accepting = handshaker.accept(served, from, &outer);
+            let losing = async {
+                while handshaker.limiter.try_acquire(&other).is_ok() {
+                    tokio::task::yield_now().await;
+                }
+                outer.revoked().cancel();
+            };
+            let reason = if loses_turn {
+                tokio::join!(accepting, handshaker.limiter.acquire(&other)).0.unwrap_err().reason
+            } else {
+                tokio::join!(accepting, losing).0.unwrap_err().reason
+            };
+            assert_eq!(reason, "evicted");
+            let mut received = Vec::new();
+            near.read_to_end(&mut received).await.unwrap();
+            assert_eq!(received, INTERNAL_ERROR);
+        }
+    }
 
     #[tokio::test]
     async fn a_client_that_leaves_while_it_waits_costs_no_handshake() {
