@@ -2,7 +2,7 @@
 //! both servers.
 
 mod download;
-mod page;
+mod ports;
 mod screen;
 
 use std::fs::{DirBuilder, OpenOptions};
@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use bytes::Bytes;
 use http::Method;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::command::admin_sockets::exchange;
@@ -27,11 +27,12 @@ use crate::command::init::folder_on_machine;
 use crate::command::shell_word;
 use crate::config::ProxyVariables;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
-use download::{Download, SimulatedNetwork};
-use page::PAGE;
-use screen::{DemoScreen, RED, elapsed_text};
+use download::{Download, send_download};
+use ports::{PAGE, serve, serve_line, serve_page};
+use screen::{DemoScreen, GREEN, NO_COLOUR, RED, elapsed_text};
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::IdentityFiles;
 
@@ -42,9 +43,8 @@ use tunnel_net::tls::IdentityFiles;
 ///
 /// Returns an error with the step that failed.
 pub async fn run(check: bool, with: &[String], stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let dir = TempDir::new()?;
     let drain = Drain::new();
-    let mut demo = Demo::new(&dir.0, &drain)?;
+    let mut demo = Demo::new(&drain)?;
     let shown = async {
         demo.start_all().await?;
         if check {
@@ -64,26 +64,34 @@ pub async fn run(check: bool, with: &[String], stop: impl Future<Output = ()>) -
     }
     drain.finish(Duration::ZERO, std::future::ready(())).await;
     shown.with_context(|| {
-        format!("the demo failed; its last log lines are:\n{}the failure", last_lines(&dir.0))
+        format!("the demo failed; its last log lines are:\n{}the failure", demo.last_lines())
     })
 }
 
-/// Returns the last lines of the logs of all processes.
-fn last_lines(dir: &Path) -> String {
-    let mut last = String::new();
-    for name in NAMES {
-        let text = std::fs::read_to_string(dir.join(format!("{name}.log"))).unwrap_or_default();
-        let skipped = text.lines().count().saturating_sub(LOG_LINES);
-        last.extend(text.lines().skip(skipped).map(|line| format!("{name}: {line}\n")));
-    }
-    last
+/// The demo's files, addresses and processes.
+struct Demo {
+    /// A directory for this user only, which is removed on drop.
+    dir: PathBuf,
+    /// What templates call `{name}`, by name: addresses and paths.
+    values: Vec<(String, String)>,
+    /// Whether the line between the edge and the servers is cut: it loses its connections and accepts no others.
+    is_cut: watch::Sender<bool>,
+    /// The running processes, by their places in [`NAMES`]. They end with this process, and are killed on drop.
+    processes: [Option<Child>; 3],
+    screen: DemoScreen,
 }
 
-/// A directory for this user only, which is removed on drop.
-struct TempDir(PathBuf);
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // Remains in the temporary directory are harmless.
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
 
-impl TempDir {
-    fn new() -> anyhow::Result<Self> {
+impl Demo {
+    /// Makes the directory with certificates and configs, and serves the page.
+    fn new(drain: &Drain) -> anyhow::Result<Self> {
+        let screen = DemoScreen::new();
         let dir = std::env::temp_dir().join(format!("tunnel-demo-{:016x}", rand::random::<u64>()));
         // The configs need an absolute path, and the printed commands one that is valid everywhere.
         let dir = std::path::absolute(dir)?;
@@ -94,52 +102,38 @@ impl TempDir {
         DirBuilder::new().mode(0o700).create(&dir).with_context(|| {
             format!("cannot create {shown}; set TMPDIR to a directory that this user may write to")
         })?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        // Remains in the temporary directory are harmless.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The demo's files, addresses and processes.
-struct Demo {
-    dir: PathBuf,
-    /// What templates call `{name}`, by name: addresses and paths.
-    values: Vec<(String, String)>,
-    line: SimulatedNetwork,
-    /// The running processes, by their places in [`NAMES`]. They end with this process, and are killed on drop.
-    processes: [Option<Child>; 3],
-    screen: DemoScreen,
-}
-
-impl Demo {
-    /// Makes certificates and configs, and serves the page.
-    fn new(dir: &Path, drain: &Drain) -> anyhow::Result<Self> {
-        let screen = DemoScreen::new();
-        write_certificates(dir).context("cannot make certificates")?;
-        let line = SimulatedNetwork::new();
         let processes = [const { None }; 3];
-        let mut demo = Self { dir: dir.to_owned(), values: Vec::new(), line, processes, screen };
-        demo.set("dir", dir.display().to_string());
-        demo.set("dir_word", shell_word(&dir.to_string_lossy()));
+        let mut demo = Self { dir, values: Vec::new(), is_cut: watch::Sender::new(false), processes, screen };
+        write_certificates(&demo.dir).context("cannot make certificates")?;
+        demo.set("dir", demo.dir.display().to_string());
+        demo.set("dir_word", shell_word(&demo.dir.to_string_lossy()));
         // As it was called, so that the lines work where it is not in PATH.
         let called = std::env::args().next();
         demo.set("tunnel", shell_word(&called.unwrap_or_else(|| "tunnel".to_owned())));
-        demo.choose_ports()?;
-        let (page, tls_page) = page::serve(&identity(dir, "server"), drain)?;
+        // They stay open until all ports of this process are, so that all differ.
+        let _open = demo.choose_ports()?;
+        let (page, tls_page) = serve_page(&identity(&demo.dir, "server"), drain)?;
         demo.set_address("page", &page.to_string());
         demo.set_address("tls_page", &tls_page.to_string());
+        demo.set_address("download", &serve(drain, send_download)?.to_string());
         for number in ["1", "2"] {
-            let end = demo.line.forward_to(demo.fill(&format!("{{link{number}}}")), drain)?;
+            let end = serve_line(demo.fill(&format!("{{link{number}}}")), demo.is_cut.subscribe(), drain)?;
             demo.set_address(&format!("line{number}"), &end.to_string());
         }
         demo.write_configs()?;
-        demo.screen.step(&format!("certificates, a token and configs made in {}", dir.display()));
+        screen.step(&format!("certificates, a token and configs made in {}", demo.dir.display()));
         Ok(demo)
+    }
+
+    /// Returns the last lines of the logs of all processes.
+    fn last_lines(&self) -> String {
+        let mut last = String::new();
+        for name in NAMES {
+            let text = std::fs::read_to_string(self.dir.join(format!("{name}.log"))).unwrap_or_default();
+            let skipped = text.lines().count().saturating_sub(LOG_LINES);
+            last.extend(text.lines().skip(skipped).map(|line| format!("{name}: {line}\n")));
+        }
+        last
     }
 
     fn set(&mut self, name: &str, value: String) {
@@ -153,15 +147,14 @@ impl Demo {
     }
 
     /// Chooses free ports for all listeners: the processes need those of one another before they start.
-    fn choose_ports(&mut self) -> io::Result<()> {
+    fn choose_ports(&mut self) -> io::Result<Vec<TcpListener>> {
         let mut open = Vec::new();
-        for name in ADDRESSES {
+        for name in ADDRESSES.split_whitespace() {
             let listener = TcpListener::bind(EPHEMERAL)?;
             self.set_address(name, &listener.local_addr()?.to_string());
-            // Stays open meanwhile, so that all ports differ.
             open.push(listener);
         }
-        Ok(())
+        Ok(open)
     }
 
     /// Returns a template with all values.
@@ -213,7 +206,11 @@ impl Demo {
         let admin = self.fill(&format!("{{admin_{name}}}"));
         let child = self.processes[number].insert(child.context("cannot run this program again")?);
         let started = Instant::now();
-        while !is_ready(&admin).await {
+        let ready = async || {
+            let admin = TcpStream::connect(&admin).await.map_err(|cause| cause.to_string())?;
+            exchange(admin, Method::GET, "/readyz", Bytes::new()).await
+        };
+        while !matches!(ready().await, Ok((200, _))) {
             if let Some(status) = child.try_wait()? {
                 bail!("{name} ended ({status})");
             }
@@ -225,83 +222,75 @@ impl Demo {
         Ok(())
     }
 
-    async fn restart(&mut self, server: usize) -> anyhow::Result<()> {
-        self.start(server).await?;
-        self.screen.step(&format!("{} runs again", NAMES[server]));
-        Ok(())
-    }
-
-    async fn kill(&mut self, server: usize, why: &str) -> anyhow::Result<()> {
-        let mut process = self.processes[server].take().context("it does not run")?;
-        let id = process.id().unwrap_or_default();
-        process.kill().await?;
-        self.screen.coloured_step(RED, &format!("{} (process {id}) is killed: {why}", NAMES[server]));
-        Ok(())
-    }
-
-    /// Requests the page over CONNECT. Returns it with its head.
+    /// Requests the page over CONNECT.
     async fn connect_to_page(&self) -> anyhow::Result<String> {
-        let mut client = TcpStream::connect(self.fill("{connect2}")).await?;
-        let request = self.fill("CONNECT node1:{page_port} HTTP/1.1\r\nHost: node1:{page_port}\r\n\r\n");
-        client.write_all(request.as_bytes()).await?;
-        let head =
-            timeout(TIMEOUT, page::read_head(&mut client)).await.context("no response within 10 s")??;
-        if !head.contains(" 200 ") {
-            bail!("CONNECT refused: {head}");
-        }
-        client.write_all(b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n").await?;
-        let mut page = String::new();
-        timeout(TIMEOUT, client.read_to_string(&mut page)).await.context("no page within 10 s")??;
-        Ok(page)
+        let proxy = OutboundProxy::new(&self.fill("http://{connect2}"), "")?.context("no address")?;
+        let target = self.fill("node1:{page_port}").parse()?;
+        let socket = proxy.connect(&[self.fill("{connect2}").parse()?], &target, TIMEOUT).await?;
+        let page = exchange(socket, Method::GET, "/", Bytes::new()).await;
+        Ok(page.map_err(anyhow::Error::msg)?.1)
     }
 
     /// Requests the page once over CONNECT, and by the command of each listener. Prints the durations.
-    async fn request_page(&mut self, with: &[String]) -> anyhow::Result<()> {
+    async fn request_page(&self, with: &[String]) -> anyhow::Result<()> {
         self.screen.line("        (from here on, times are measured from the start of each request)");
-        let started = Instant::now();
-        let page = self.connect_to_page().await?;
-        self.print_page(&self.fill("CONNECT node1:{page_port} at {connect2}"), started, &page)?;
-        for (name, _, command) in selected(with) {
-            let command = self.fill(&command.replacen("curl", "curl -q -sS --max-time 10", 1));
+        for (name, shown) in commands(with) {
             let started = Instant::now();
-            // No setting of this shell applies.
-            let output = Command::new("sh").arg("-c").arg(&command).env_clear().output().await?;
-            let page = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-            self.print_page(&self.fill(&format!("{name} at {{{name}}}")), started, &page)?;
+            let mut way = self.fill(&format!("{name} at {{{name}}}"));
+            let page = if name == "connect2" {
+                way = self.fill("CONNECT node1:{page_port} at {connect2}");
+                self.connect_to_page().await?
+            } else {
+                let command = shown.lines().last().unwrap_or_default();
+                let command = self.fill(&command.replacen("curl", "curl -q -sS --max-time 10", 1));
+                // No setting of this shell applies.
+                let output = Command::new("sh").arg("-c").arg(&command).env_clear().output().await?;
+                String::from_utf8_lossy(&output.stdout).into_owned()
+                    + &String::from_utf8_lossy(&output.stderr)
+            };
+            ensure!(page.ends_with(PAGE), "{way}: unexpected page: {page:?}");
+            let time = elapsed_text(started);
+            self.screen.line(&format!("{time:>7} {way}: {} bytes, the page is complete", page.len()));
         }
         Ok(())
     }
 
-    fn print_page(&mut self, way: &str, started: Instant, page: &str) -> anyhow::Result<()> {
-        if !page.ends_with(PAGE) {
-            bail!("{way}: unexpected page: {page:?}");
-        }
-        let time = elapsed_text(started);
-        self.screen.line(&format!("{time:>7} {way}: {} bytes, the page is complete", page.len()));
-        Ok(())
-    }
-
-    /// Downloads over a user's link. Kills the server that has the link of the node, cuts its line, and kills the
-    /// server that has the user's link. Afterwards both servers run.
+    /// Downloads over a user's link, with all [`INTERRUPTIONS`]. Afterwards both servers run.
     async fn interrupt_download(&mut self) -> anyhow::Result<()> {
         let links = self.link().await?;
         self.screen.step("alice downloads from node1 over a link to server2");
-        let target = self.fill("node1:{page_port}").parse()?;
-        let mut download = Download::start(&links, &target).await?;
-        download.receive_tenths(2, &mut self.screen).await?;
-
-        self.kill(PREFERRED_SERVER, "it held the link of node1").await?;
-        download.resume_to_tenths(4, &mut self.screen).await?;
-        self.restart(PREFERRED_SERVER).await?;
-
-        download.cut(&self.line, &mut self.screen).await?;
-        download.resume_to_tenths(8, &mut self.screen).await?;
-
-        self.kill(CLIENT_SERVER, "it held the link of alice").await?;
-        download.resume_to_tenths(10, &mut self.screen).await?;
-        download.verify(&mut self.screen)?;
+        let target = self.fill("node1:{download_port}").parse()?;
+        let mut download = Download::start(&links, &target, self.screen).await?;
+        download.receive_tenths(2).await?;
+        for (killed, tenths) in INTERRUPTIONS {
+            if let Some((server, why)) = killed {
+                let mut process = self.processes[server].take().context("it does not run")?;
+                let id = process.id().unwrap_or_default();
+                process.kill().await?;
+                let killed = format!("{RED}{} (process {id}) is killed: {why}{NO_COLOUR}", NAMES[server]);
+                self.screen.step(&killed);
+            } else {
+                self.is_cut.send_replace(true);
+                self.screen.step(&format!("{RED}the line of node1 is cut for 2 s{NO_COLOUR}"));
+                if let Ok(received) = timeout(CUT_DURATION, download.receive_tenths(10)).await {
+                    received?;
+                }
+                self.is_cut.send_replace(false);
+                self.screen.step("the line is back");
+            }
+            download.longest_pause = Duration::ZERO;
+            download.receive_tenths(tenths).await?;
+            let pause = download.longest_pause;
+            let text = format!("{GREEN}the download continues; its longest pause was {pause:.1?}{NO_COLOUR}");
+            self.screen.step(&text);
+            if let Some((server, _)) = killed {
+                self.start(server).await?;
+                self.screen.step(&format!("{} runs again", NAMES[server]));
+            }
+        }
+        download.verify()?;
         links.close().await;
-        self.restart(CLIENT_SERVER).await
+        Ok(())
     }
 
     /// Links to the servers as a user.
@@ -318,9 +307,9 @@ impl Demo {
     }
 
     /// Prints commands to try.
-    async fn print_commands(&mut self, with: &[String]) {
-        for (_, title, command) in [CONNECT].iter().chain(selected(with)) {
-            self.screen.line(&self.fill(&format!("\n{title}:\n  {command}")));
+    async fn print_commands(&self, with: &[String]) {
+        for (_, shown) in commands(with) {
+            self.screen.line(&self.fill(&format!("\n{shown}")));
         }
         let sshd = match TcpStream::connect("127.0.0.1:22").await {
             Ok(_) => "This machine's sshd, reached through the edge",
@@ -335,9 +324,13 @@ impl Demo {
     }
 }
 
-/// Returns the listeners that `--listeners` chose, each once.
-fn selected(with: &[String]) -> impl Iterator<Item = &'static DemoCommand> {
-    EXTRA.iter().filter(|(name, ..)| with.iter().any(|chosen| chosen == "all" || chosen == name))
+/// Returns CONNECT and the listeners that `--listeners` chose, each once: the name of its address, and what its command
+/// shows, with the command in the last line.
+fn commands(with: &[String]) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let blocks = include_str!("demo/listeners.txt").trim_end().split("\n\n");
+    let is_chosen =
+        |name: &str| name == "connect2" || with.iter().any(|chosen| chosen == "all" || chosen == name);
+    blocks.filter_map(|block| block.split_once(": ")).filter(move |(name, _)| is_chosen(name))
 }
 
 fn write_certificates(dir: &Path) -> anyhow::Result<()> {
@@ -360,63 +353,21 @@ fn identity(dir: &Path, name: &str) -> IdentityFiles {
     IdentityFiles { cert: dir.join(format!("{name}.crt")), key: dir.join(format!("{name}.key")) }
 }
 
-async fn is_ready(admin: &str) -> bool {
-    let Ok(stream) = TcpStream::connect(admin).await else { return false };
-    matches!(exchange(stream, Method::GET, "/readyz", Bytes::new()).await, Ok((200, _)))
-}
-
-/// A listener by the name of its address, what its command shows, and the command.
-type DemoCommand = (&'static str, &'static str, &'static str);
-
-const CONNECT: DemoCommand = (
-    "connect2",
-    "A web page at the edge, through the tunnel",
-    "curl -p -x http://{connect2} http://node1:{page_port}/",
-);
-
-/// The listeners that `--listeners` adds.
-const EXTRA: [DemoCommand; 5] = [
-    ("tcp", "A TCP port of the server for the page's port", "curl http://{tcp}/"),
-    (
-        "http",
-        "A port of the server that stands for the page's port at every node; in DNS, nodes' names would resolve to the server",
-        "curl --resolve node1:{http_port}:127.0.0.1 http://node1:{http_port}/",
-    ),
-    (
-        "https",
-        "The same with TLS, for clients with a certificate",
-        "curl --cacert {dir_word}/ca.crt --cert {dir_word}/client.crt --key {dir_word}/client.key \
-         --resolve node1:{https_port}:127.0.0.1 https://node1:{https_port}/",
-    ),
-    (
-        "egress",
-        "CONNECT with a certificate, as kube-apiserver's egress selector uses it",
-        "curl --proxy-cacert {dir_word}/ca.crt --proxy-cert {dir_word}/client.crt --proxy-key {dir_word}/client.key \
-         -p -x https://{egress} http://node1:{page_port}/",
-    ),
-    (
-        "proxy",
-        // The name has a dot, so it is not a node's; it resolves to this machine.
-        "The reverse direction: a program on the node reaches a page in the cloud through its edge's proxy",
-        "curl -x http://{proxy} http://web.localhost:{page_port}/",
-    ),
+/// What interrupts the download: the end of a server, with what it held, or a cut line. Then the download continues to
+/// that many tenths.
+const INTERRUPTIONS: [(Option<(usize, &str)>, usize); 3] = [
+    (Some((PREFERRED_SERVER, "it held the link of node1")), 4),
+    (None, 8),
+    (Some((CLIENT_SERVER, "it held the link of alice")), 10),
 ];
-
+const MIB: usize = 1024 * 1024;
+/// Length of the download in bytes.
+const LENGTH: usize = 64 * MIB;
+/// How long the line is cut.
+const CUT_DURATION: Duration = Duration::from_secs(2);
 /// The addresses of the processes.
-const ADDRESSES: [&str; 12] = [
-    "link1",
-    "link2",
-    "connect1",
-    "connect2",
-    "admin_server1",
-    "admin_server2",
-    "admin_edge",
-    "tcp",
-    "http",
-    "https",
-    "egress",
-    "proxy",
-];
+const ADDRESSES: &str =
+    "link1 link2 connect1 connect2 admin_server1 admin_server2 admin_edge tcp http https egress proxy";
 /// Any free port of this machine.
 const EPHEMERAL: &str = "127.0.0.1:0";
 /// The processes: the server that the edge prefers, the server that clients use, and the edge.
