@@ -197,7 +197,7 @@ impl ConnectionHandler<UnixStream> for AdminConnectionHandler {
     async fn handle(self: Arc<Self>, accepted: Accepted<UnixStream>) {
         // The system cannot name a client that has disconnected.
         let Ok(user) = accepted.socket.peer_cred() else { return };
-        self.serve(accepted.socket, AdminRequester::User(user.uid()), &accepted.permit).await;
+        self.serve(accepted.socket, AdminRequester::LocalUser(user.uid()), &accepted.permit).await;
     }
 }
 
@@ -382,7 +382,7 @@ impl AdminContext {
                 list(server.enrolment.get()).await.unwrap_or_else(identity)
             }
             // The text of a config may have secrets, and its errors may repeat what it names.
-            (CONFIG_PLAN, _) if !matches!(requester, AdminRequester::User(_)) => not_found(),
+            (CONFIG_PLAN, _) if !matches!(requester, AdminRequester::LocalUser(_)) => not_found(),
             ("/invitations" | "/revocations", AdminProcess::Cloud(_))
             | ("/sessions/end" | CONFIG_PLAN, _)
                 if !post =>

@@ -276,7 +276,7 @@ impl Edge {
         let LoadedEdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.files);
         let dialer = TargetDialer {
-            place: TargetDialerRole::Node(uplink.node.clone()),
+            role: TargetDialerRole::Node(uplink.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
             resolver: resolver.clone(),
@@ -288,7 +288,8 @@ impl Edge {
         let grants = self.grants.clone();
         let metrics = self.metrics.clone();
         let sessions = self.sessions.clone();
-        let backend = SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), grants, metrics, sessions);
+        let acceptor =
+            SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), grants, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
             user: None,
@@ -305,7 +306,7 @@ impl Edge {
         Arc::new(Reconnector {
             dialer: cloud,
             link_context,
-            backend: Some(backend),
+            acceptor: Some(acceptor),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),

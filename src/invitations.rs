@@ -71,7 +71,7 @@ pub(crate) async fn next_change(opened: &OpenedEnrolments, changes: &mut Option<
 /// A user's device, with the token that proves it.
 #[derive(Debug, Clone)]
 pub struct JoinedDevice {
-    pub(crate) client: UserDevice,
+    pub(crate) device: UserDevice,
     token: SecretHash,
     enrolments: Arc<SharedEnrolments>,
 }
@@ -153,8 +153,8 @@ impl SharedEnrolments {
     }
 
     /// Returns the device that this token should prove; see [`JoinedDevice::is_joined`].
-    pub fn device(self: &Arc<Self>, client: UserDevice, token: &str) -> JoinedDevice {
-        JoinedDevice { client, token: SecretHash::of(token), enrolments: self.clone() }
+    pub fn device(self: &Arc<Self>, device: UserDevice, token: &str) -> JoinedDevice {
+        JoinedDevice { device, token: SecretHash::of(token), enrolments: self.clone() }
     }
 
     /// Returns a receiver that is notified when [`Self::known`] changes.
@@ -458,7 +458,7 @@ impl SharedEnrolments {
 impl JoinedDevice {
     /// Returns true if the device has joined with this token, and was not revoked since.
     pub fn is_joined(&self) -> bool {
-        self.enrolments.known().proves_device(&self.client, &self.token)
+        self.enrolments.known().proves_device(&self.device, &self.token)
     }
 }
 

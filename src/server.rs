@@ -151,7 +151,7 @@ pub(crate) struct ServerContext {
     pub(crate) route: SessionRouter,
     pub(crate) pool: BufferPool,
     /// Dials targets of the cloud for edges.
-    pub(crate) backend: SessionAcceptor,
+    pub(crate) acceptor: SessionAcceptor,
     /// Dials targets outside of nodes for clients.
     pub(crate) direct: DirectDialer,
     // Who may do what.
@@ -407,7 +407,7 @@ impl ServerContext {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
             finder,
-            backend: SessionAcceptor::new(for_edges, None, pool.clone(), grants.clone(), metrics, clients),
+            acceptor: SessionAcceptor::new(for_edges, None, pool.clone(), grants.clone(), metrics, clients),
             direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
             pool,
@@ -581,11 +581,11 @@ impl ServerContext {
 fn dialer(
     settings: &ServerConfig,
     files: &LoadedServerFiles,
-    place: TargetDialerRole,
+    role: TargetDialerRole,
     targets: &Arc<ArcSwap<Targets>>,
 ) -> TargetDialer {
     let own = LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect());
-    TargetDialer { place, own, targets: targets.clone(), resolver: files.resolver.clone() }
+    TargetDialer { role, own, targets: targets.clone(), resolver: files.resolver.clone() }
 }
 
 fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {

@@ -26,7 +26,7 @@ use tunnel_proto::names::{Host, NodeName, Target};
 #[derive(Debug, Clone)]
 pub struct TargetDialer {
     /// Where it runs, and for which clients it dials.
-    pub place: TargetDialerRole,
+    pub role: TargetDialerRole,
     /// The machine's own addresses. For a target with the node's name, the addresses that other machines use are tried
     /// after loopback.
     pub own: LocalAddresses,
@@ -68,7 +68,7 @@ pub struct DialledTarget {
 /// The right to a dialled target, which ends when the allowed targets change.
 #[derive(Debug, Clone)]
 pub struct DialRight {
-    place: TargetDialerRole,
+    role: TargetDialerRole,
     targets: Arc<ArcSwap<Targets>>,
     target: Target,
     at: SocketAddr,
@@ -90,10 +90,10 @@ impl DialRight {
     pub fn judge(&self, change: &RightsChange) -> Result<(), SessionError> {
         let own = [self.at.ip()];
         let own = if self.is_own { &own[..] } else { &[] };
-        if self.place.may_dial(self.at, &change.load(&self.targets), own) {
+        if self.role.may_dial(self.at, &change.load(&self.targets), own) {
             return Ok(());
         }
-        Err(self.place.forbidden_error(&self.target, Some(self.at.ip())))
+        Err(self.role.forbidden_error(&self.target, Some(self.at.ip())))
     }
 }
 
@@ -163,10 +163,10 @@ impl TargetDialer {
             .copied()
             .unwrap_or(peer);
         let is_own = here.own.iter().any(|own| canonical_ip(*own) == at.ip());
-        let place = self.place.clone();
+        let role = self.role.clone();
         let targets = self.targets.clone();
         let target = target.clone();
-        Ok(DialledTarget { socket, right: DialRight { place, targets, target, at, is_own } })
+        Ok(DialledTarget { socket, right: DialRight { role, targets, target, at, is_own } })
     }
 
     /// Checks whether a target may be dialled, without dialling it. Cancel safe.
@@ -213,11 +213,11 @@ impl TargetDialer {
         let at_node = self.node().is_some();
         // Does not query the cloud's DNS for an edge that may not dial the result.
         if !at_node && !targets.allows_port(target.port) {
-            return Err(self.place.forbidden_error(target, None).into());
+            return Err(self.role.forbidden_error(target, None).into());
         }
         let all = match &target.host {
             Host::Name(name) if !at_node && is_number(name) => {
-                return Err(self.place.forbidden_error(target, None).into());
+                return Err(self.role.forbidden_error(target, None).into());
             }
             Host::Ip(ip) => vec![*ip],
             // After loopback come the interfaces, because a service may listen at one of them only.
@@ -232,7 +232,7 @@ impl TargetDialer {
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| canonical_ip(*ip)) {
             let at = SocketAddr::new(ip, target.port);
-            if self.place.may_dial(at, &targets, &here.own) && !found.contains(&at) {
+            if self.role.may_dial(at, &targets, &here.own) && !found.contains(&at) {
                 found.push(at);
             }
         }
@@ -245,25 +245,24 @@ impl TargetDialer {
                 SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))
             }
             (Some(ip), host @ Host::Name(_)) if !self.is_local(host) => {
-                self.place.forbidden_error(target, Some(canonical_ip(*ip)))
+                self.role.forbidden_error(target, Some(canonical_ip(*ip)))
             }
-            _ => self.place.forbidden_error(target, None),
+            _ => self.role.forbidden_error(target, None),
         };
-        let off_limits =
-            self.place == TargetDialerRole::ForClients && all.iter().any(|ip| is_off_limits(*ip));
+        let off_limits = self.role == TargetDialerRole::ForClients && all.iter().any(|ip| is_off_limits(*ip));
         Err(TargetDialError { refusal, off_limits })
     }
 
     /// Returns the node at which the dialer runs, or `None` at a server.
     pub fn node(&self) -> Option<&NodeName> {
-        match &self.place {
+        match &self.role {
             TargetDialerRole::Node(node) => Some(node),
             TargetDialerRole::ForEdges | TargetDialerRole::ForClients => None,
         }
     }
 
     fn own_port_error(&self, target: &Target) -> SessionError {
-        let why = match self.place {
+        let why = match self.role {
             TargetDialerRole::Node(_) => {
                 format!("{target} is a tunnel process's own port; for metrics use its metrics_listen")
             }

@@ -104,7 +104,7 @@ mod tests {
         let identity = by.issue("target", "edge-1");
         let clients = ClientAuth::Anonymous;
         let server =
-            TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![] }.load().unwrap();
+            TlsServerConfig { identity, clients, params: TlsParams::default(), alpn: vec![] }.load().unwrap();
         let (socket, far) = duplex(1 << 16);
         let accept = server.load().acceptor().accept(far);
         let host = host.parse().unwrap();

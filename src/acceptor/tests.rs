@@ -45,7 +45,7 @@ impl Pair {
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
         let place = TargetDialer {
-            place: TargetDialerRole::Node(node),
+            role: TargetDialerRole::Node(node),
             own: LocalAddresses::new(InterfaceSnapshot::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             resolver: Resolver::system(),

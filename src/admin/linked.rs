@@ -74,17 +74,17 @@ impl AdminContext {
         let answer = bounded(answer, MAX_ANSWER).await;
         let status = answer.status().as_u16();
         let why = refusal_text(&answer);
-        let LinkedUser { client, from, .. } = &*user;
+        let LinkedUser { device, from, .. } = &*user;
         // Each change of rights has a line. Lists and refusals have a few, and the others are summed up.
         let may_log = match answer.status() {
             done if done.is_success() && method == Method::POST => true,
-            done if done.is_success() => self.metrics.refusals.may_log_about("admin_request", &client.user),
+            done if done.is_success() => self.metrics.refusals.may_log_about("admin_request", &device.user),
             StatusCode::TOO_MANY_REQUESTS => self.metrics.refuse(USERS, "overloaded", from.ip()),
             StatusCode::FORBIDDEN => self.metrics.refuse(USERS, "forbidden", from.ip()),
             _ => self.metrics.refuse(USERS, "bad_request", from.ip()),
         };
         limited!(
-            may_log => info, target: AUDIT, actor = %client, user = %client.user, device = %client.device, remote_addr = %from, %method,
+            may_log => info, target: AUDIT, actor = %device, user = %device.user, device = %device.device, remote_addr = %from, %method,
             path = printable(&path), status, reason = why, "admin request over a link"
         );
         answer.map(Full::new)

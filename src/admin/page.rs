@@ -71,7 +71,7 @@ impl AdminContext {
         let AdminRequester::Address(ip, certificate) = requester else { return Ok(requester.clone()) };
         if let Some(viewers) = &self.viewers {
             match (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
-                Ok(user) => return Ok(AdminRequester::Person(user)),
+                Ok(user) => return Ok(AdminRequester::User(user)),
                 Err((result, why)) => self.refuse(requester, result, &why),
             }
             if viewers.has_passwords && certificate.is_none() {
@@ -96,7 +96,7 @@ impl AdminContext {
     ) -> Response<AdminBody> {
         let source = match requester {
             AdminRequester::Address(ip, _) => Source::of(*ip),
-            AdminRequester::User(_) | AdminRequester::Person(_) | AdminRequester::Linked(_) => {
+            AdminRequester::LocalUser(_) | AdminRequester::User(_) | AdminRequester::Linked(_) => {
                 Source::of(std::net::Ipv4Addr::LOCALHOST.into())
             }
         };

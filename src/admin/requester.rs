@@ -18,9 +18,9 @@ pub enum AdminRequester {
     /// A client at this address, with the certificate that it has presented.
     Address(IpAddr, Option<ClientCertificate>),
     /// A user of this machine at the admin socket, by user id.
-    User(u32),
+    LocalUser(u32),
     /// A user who has proved this name by a certificate or a password.
-    Person(String),
+    User(String),
     /// A user's program, over its link.
     Linked(Arc<LinkedUser>),
 }
@@ -29,7 +29,7 @@ pub enum AdminRequester {
 #[derive(Debug, Clone)]
 pub struct LinkedUser {
     /// The user and her device, as the link has proved them.
-    pub client: UserDevice,
+    pub device: UserDevice,
     /// Address of the device.
     pub from: SocketAddr,
     /// What users may reach.
@@ -42,21 +42,21 @@ pub struct LinkedUser {
 
 impl LinkedUser {
     pub(super) fn is_admin(&self) -> bool {
-        self.admins.contains(&self.client.user)
+        self.admins.contains(&self.device.user)
     }
 
     /// Returns why she may not send a request of operators.
     pub(super) fn refusal(&self) -> String {
         format!(
             "user {} is not in admins of [server.clients] of this server, and may only list nodes\n",
-            self.client.user
+            self.device.user
         )
     }
 
     /// Returns the part of a list of nodes that she may see: those that a rule lets her reach at some port. It reveals
     /// nothing about other nodes.
     pub(super) fn visible(&self, mut all: NodesResponse) -> NodesResponse {
-        let user = Some(self.client.user.as_str());
+        let user = Some(self.device.user.as_str());
         let from = self.from.ip();
         let may_see = |name: &str| name.parse().is_ok_and(|node| self.rules.allow_node(user, from, &node));
         all.nodes.retain(|node| may_see(&node.name));
@@ -91,7 +91,7 @@ impl AdminRequester {
     /// Returns the reason if access is denied, with a hint.
     pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), &'static str> {
         match self {
-            Self::User(_) | Self::Person(_) | Self::Linked(_) => Ok(()),
+            Self::LocalUser(_) | Self::User(_) | Self::Linked(_) => Ok(()),
             Self::Address(ip, _) if private && !canonical_ip(*ip).is_loopback() => Err(ELSEWHERE),
             Self::Address(..) if is_plain_host(head) => Ok(()),
             // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
@@ -105,9 +105,9 @@ impl fmt::Display for AdminRequester {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(ip, _) => ip.fmt(f),
-            Self::User(uid) => write!(f, "uid={uid}"),
-            Self::Person(name) => f.write_str(name),
-            Self::Linked(user) => user.client.fmt(f),
+            Self::LocalUser(uid) => write!(f, "uid={uid}"),
+            Self::User(name) => f.write_str(name),
+            Self::Linked(user) => user.device.fmt(f),
         }
     }
 }
@@ -162,11 +162,11 @@ mod tests {
         assert_eq!(near.check_access(&head(&[]), true), Err(OTHER_HOST));
         assert_eq!(near.check_access(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
         assert_eq!(near.check_access(&head(&["localhost", "localhost"]), true), Err(OTHER_HOST));
-        assert_eq!(AdminRequester::User(0).check_access(&head(&[]), true), Ok(()));
+        assert_eq!(AdminRequester::LocalUser(0).check_access(&head(&[]), true), Ok(()));
         let mapped = AdminRequester::Address("::ffff:127.0.0.1".parse().unwrap(), None);
         assert_eq!(mapped.check_access(&head(&["localhost"]), true), Ok(()));
         assert_eq!(
-            (near.to_string(), AdminRequester::User(7).to_string()),
+            (near.to_string(), AdminRequester::LocalUser(7).to_string()),
             ("127.0.0.1".into(), "uid=7".into())
         );
     }

@@ -35,7 +35,7 @@ impl Invitee {
         match (self, joiner) {
             (Self::Node(invited), Self::Node(node)) => invited == node,
             (Self::Nodes(pattern), Self::Node(node)) => pattern.matches(node),
-            (Self::User(user), Self::Device(client)) => *user == client.user,
+            (Self::User(user), Self::Device(device)) => *user == device.user,
             _ => false,
         }
     }
@@ -59,7 +59,7 @@ impl Invitee {
     /// Returns the device, if it is one.
     pub fn device(&self) -> Option<&DeviceName> {
         match self {
-            Self::Device(client) => Some(&client.device),
+            Self::Device(device) => Some(&device.device),
             Self::Node(_) | Self::Nodes(_) | Self::User(_) => None,
         }
     }
@@ -86,7 +86,7 @@ impl fmt::Display for Invitee {
             Self::Node(node) => node.fmt(f),
             Self::Nodes(pattern) => pattern.fmt(f),
             Self::User(user) => write!(f, "{user}/"),
-            Self::Device(client) => client.fmt(f),
+            Self::Device(device) => device.fmt(f),
         }
     }
 }

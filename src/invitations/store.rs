@@ -434,8 +434,8 @@ impl Enrolments {
     }
 
     /// Returns true if `token` is the one with which that device joined.
-    pub fn proves_device(&self, client: &UserDevice, token: &SecretHash) -> bool {
-        self.tokens.get(&client.to_string()).is_some_and(|known| known.equals(token))
+    pub fn proves_device(&self, device: &UserDevice, token: &SecretHash) -> bool {
+        self.tokens.get(&device.to_string()).is_some_and(|known| known.equals(token))
     }
 
     /// Returns the nodes that have joined, in lower case.

@@ -282,7 +282,7 @@ pub struct DeniedRequest {
     /// The reason.
     pub denial: Denial,
     /// Whether the response may contain addresses and times.
-    pub trusted: bool,
+    pub sees_details: bool,
     /// The trace ID, with which operators find the line in the log.
     pub trace: Box<str>,
 }
@@ -572,7 +572,7 @@ impl AuthorizedRequest {
     }
 
     /// Returns true if responses to the client may contain addresses and times.
-    pub fn is_trusted(&self) -> bool {
+    pub fn sees_details(&self) -> bool {
         self.from.ip().is_loopback() || self.access.user.is_some()
     }
 
@@ -652,7 +652,7 @@ impl AuthorizedRequest {
 impl DeniedRequest {
     /// Returns the HTTP response.
     pub(crate) fn answer(&self) -> Response<Bytes> {
-        self.denial.answer(self.trusted, &self.trace)
+        self.denial.answer(self.sees_details, &self.trace)
     }
 
     /// Creates a denied request; counts and logs it.
@@ -663,10 +663,10 @@ impl DeniedRequest {
         from: SocketAddr,
     ) -> Self {
         access.status = Some(denial.status().as_u16());
-        let trusted = from.ip().is_loopback() || access.user.is_some();
+        let sees_details = from.ip().is_loopback() || access.user.is_some();
         let trace = access.trace.clone().into_boxed_str();
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &context.metrics);
-        Self { denial, trusted, trace }
+        Self { denial, sees_details, trace }
     }
 }
 

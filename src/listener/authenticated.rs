@@ -87,12 +87,12 @@ impl ListenerTlsConfig {
         tls: &Tls,
         startup: &mut StartupErrorCollector,
     ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
-        let offer = tls_params(tls, startup);
+        let params = tls_params(tls, startup);
         NamedFile::check_all(&self.files(), startup)?;
-        let (offer, _) = offer?;
+        let (params, _) = params?;
         let identity = IdentityFiles { cert: self.cert.clone(), key: self.key.clone() };
         let clients = self.client_ca.clone().map_or(ClientAuth::Anonymous, ClientAuth::Required);
-        let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
+        let server = TlsServerConfig { identity, clients, params, alpn: vec![b"http/1.1".to_vec()] };
         startup.collect(StartupErrorKind::Config, &[&self.key("cert"), &self.key("key")], server.load())
     }
 }
@@ -102,6 +102,6 @@ pub(crate) fn tls_params(
     tls: &Tls,
     startup: &mut StartupErrorCollector,
 ) -> Result<(TlsParams, Vec<String>), NotPrepared> {
-    let offer = TlsParams::new(tls.min_version == TlsVersion::V13, &tls.cipher_suites);
-    startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], offer)
+    let params = TlsParams::new(tls.min_version == TlsVersion::V13, &tls.cipher_suites);
+    startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], params)
 }

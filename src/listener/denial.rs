@@ -166,9 +166,9 @@ impl Denial {
 
     /// Returns the whole response. The reason phrase contains the reason, because ssh with a proxy command displays
     /// nothing else.
-    pub fn answer(&self, trusted: bool, trace: &str) -> Response<Bytes> {
-        let sentence = self.sentence(trusted);
-        let mut answer = Response::new(Bytes::from(self.body(trusted, trace)));
+    pub fn answer(&self, sees_details: bool, trace: &str) -> Response<Bytes> {
+        let sentence = self.sentence(sees_details);
+        let mut answer = Response::new(Bytes::from(self.body(sees_details, trace)));
         *answer.status_mut() = self.status();
         if let Ok(phrase) = ReasonPhrase::try_from(phrase(&sentence)) {
             answer.extensions_mut().insert(phrase);
@@ -194,8 +194,8 @@ impl Denial {
         written(Version::HTTP_11, &self.answer(false, trace))
     }
 
-    fn body(&self, trusted: bool, trace: &str) -> String {
-        format!("{}\ntrace: {trace}\nhint: {}\n", self.sentence(trusted), self.next_step())
+    fn body(&self, sees_details: bool, trace: &str) -> String {
+        format!("{}\ntrace: {trace}\nhint: {}\n", self.sentence(sees_details), self.next_step())
     }
 }
 

@@ -199,14 +199,14 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
                 return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
             }
             let policy = context.policy.load();
-            let requester = RequestRoutingContext {
+            let routing = RequestRoutingContext {
                 server_name: server_name.as_deref(),
-                trusted: policy.is_trusted_proxy(&proof, from),
+                may_name_target: policy.is_trusted_proxy(&proof, from),
                 default_port,
                 zone: &context.zone,
                 addresses: &context.addresses,
             };
-            let Some((node, target)) = self.place(head, &requester)? else {
+            let Some((node, target)) = self.route(head, &routing)? else {
                 return Err(if self.is_tls { Denial::NoNodeInHost } else { Denial::NoHost });
             };
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })

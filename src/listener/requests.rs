@@ -26,7 +26,7 @@ pub(crate) struct RequestRouter<'a> {
     /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
     tls: Option<ReloadedValue<ClientConfig>>,
     /// Whether responses to the client may contain addresses and times.
-    trusted: bool,
+    sees_details: bool,
     trace: String,
 }
 
@@ -60,7 +60,7 @@ impl<'a> RequestRouter<'a> {
         tls: Option<ReloadedValue<ClientConfig>>,
         parse: &'a ParseRequest<'a>,
     ) -> Self {
-        Self { parse, admission, tls, trusted: false, trace: String::new() }
+        Self { parse, admission, tls, sees_details: false, trace: String::new() }
     }
 
     /// Authorizes a request. An error in the head is reported only to clients that may use the listener.
@@ -78,7 +78,7 @@ impl<'a> RequestRouter<'a> {
         if let Some(permit) = self.admission.permit() {
             permit.suspend();
         }
-        self.trusted = authorized.is_trusted();
+        self.sees_details = authorized.sees_details();
         Ok(authorized)
     }
 
@@ -107,7 +107,7 @@ impl<'a> RequestRouter<'a> {
 
     /// Returns the denial for the last authorized request, if its session gave no response.
     pub(crate) fn failed(&self, denial: Denial) -> DeniedRequest {
-        DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone().into_boxed_str() }
+        DeniedRequest { denial, sees_details: self.sees_details, trace: self.trace.clone().into_boxed_str() }
     }
 }
 

@@ -92,7 +92,7 @@ pub(crate) fn tls(
     startup: &mut StartupErrorCollector,
 ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
     let links = &settings.links;
-    let offer = tls_params(&settings.tls, startup);
+    let params = tls_params(&settings.tls, startup);
     let has_ca = links.peer_ca.exists() || settings.invitations.store != InvitationStoreKind::None;
     let edges = edge_ca(settings).cloned();
     let users = settings.clients.as_ref().and_then(|clients| clients.client_ca.clone());
@@ -113,13 +113,13 @@ pub(crate) fn tls(
     // Without the file no peer can link here, so callers need not present a certificate.
     let clients =
         LinkCaFiles { edges, users, peers: has_ca.then(|| links.peer_ca.clone()), peer_name: name? };
-    let (offer, warnings) = offer?;
+    let (params, warnings) = params?;
     for warning in warnings {
         warn!("{warning}");
     }
     let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
     let clients = ClientAuth::Links(clients);
-    let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
+    let server = TlsServerConfig { identity, clients, params, alpn: vec![b"h2".to_vec()] };
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 

@@ -222,7 +222,7 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
     let from = request.from().clone();
     let Some(offer) = request.offer() else { return };
     match target_at_node(offer.target(), offer.node(), offer.id(), shared) {
-        None => shared.backend.serve_incoming(offer),
+        None => shared.acceptor.serve_incoming(offer),
         Some((node, target)) => {
             let session = offer.id();
             let span = info_span!("bridge", %session, %node);

@@ -136,11 +136,11 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
     };
-    let mut reader = call.accept(Remote::User(user.client.clone()));
+    let mut reader = call.accept(Remote::User(user.device.clone()));
     let users = &shared.user_links;
     let link = reader.link.clone();
     // Only for debugging: each command of a user has a link. The access log has her sessions.
-    debug!(link = %link.id, user = %user.client, remote_addr = %user.from, "user is linked");
+    debug!(link = %link.id, user = %user.device, remote_addr = %user.from, "user is linked");
     users.add(&link, &user, &hello);
     if shared.stopping.is_cancelled() {
         link.drain();
@@ -149,7 +149,7 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
     tokio::select! {
         _ = &mut running => {}
         why = user_links::revoked(&user, &shared) => {
-            let UserDevice { user, device } = &user.client;
+            let UserDevice { user, device } = &user.device;
             limited!(
                 shared.link_context.metrics.refusals.may_log_about("user_revoked", user) => info,
                 link = %link.id, %user, %device, reason = why, "link ended: user revoked"

@@ -42,7 +42,7 @@ pub(crate) struct UserLinks {
 /// A user's program, as it has proved to be.
 #[derive(Debug, Clone)]
 pub(crate) struct AuthenticatedUser {
-    pub(crate) client: UserDevice,
+    pub(crate) device: UserDevice,
     pub(crate) identity: ClientIdentity,
     pub(crate) from: SocketAddr,
     /// The access policy for users, and what it is judged with.
@@ -74,7 +74,7 @@ impl UserLinks {
     /// Adds a link. Unless it is a backup link, closes the older ones of its process.
     pub(crate) fn add(&self, link: &Arc<Link>, user: &AuthenticatedUser, hello: &UserHello) {
         let is_replaced = |known: &&UserLink| {
-            !hello.is_backup && known.link.instance == link.instance && known.user.client == user.client
+            !hello.is_backup && known.link.instance == link.instance && known.user.device == user.device
         };
         let mut links = self.lock();
         let older: Vec<_> = links.values().filter(is_replaced).map(|known| known.link.clone()).collect();
@@ -143,8 +143,8 @@ pub(crate) async fn authenticate(
     policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
     let identity = match (&hello.proof, &call.certificate) {
         (UserProof::Token { user, token }, _) => {
-            let client = UserDevice { user: user.clone(), device: hello.device.clone() };
-            ClientIdentity::Device(prove(client, token, call.from.ip(), shared).await?)
+            let device = UserDevice { user: user.clone(), device: hello.device.clone() };
+            ClientIdentity::Device(prove(device, token, call.from.ip(), shared).await?)
         }
         (UserProof::Certificate, CallerCertificate::User(certificate)) => {
             ClientIdentity::Certificate(certificate.clone())
@@ -167,8 +167,8 @@ pub(crate) async fn authenticate(
         let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };
         LinkDenial::new("too_many_links", answer).logged()
     })?;
-    let client = UserDevice { user, device: hello.device.clone() };
-    Ok((AuthenticatedUser { client, identity, from: call.from, context: context.clone() }, permit))
+    let device = UserDevice { user, device: hello.device.clone() };
+    Ok((AuthenticatedUser { device, identity, from: call.from, context: context.clone() }, permit))
 }
 
 /// Waits until a user who is linked may no longer be, and returns why.
@@ -187,18 +187,18 @@ pub(crate) async fn revoked(user: &AuthenticatedUser, shared: &Arc<ServerContext
 
 /// Checks a token of a device.
 async fn prove(
-    client: UserDevice,
+    device: UserDevice,
     token: &str,
     from: IpAddr,
     shared: &ServerContext,
 ) -> Result<JoinedDevice, LinkDenial> {
     let why = "the device has not joined for this user, was revoked, or has another token";
     let enrolment = shared.enrolment.get().ok_or_else(|| LinkDenial::token(&GuessError::Wrong(why)))?;
-    let name = client.to_string();
-    let device = enrolment.device(client, token);
-    let judged = shared.edge_links.judge_token(from, &name, || device.is_joined().then_some(()).ok_or(why));
+    let name = device.to_string();
+    let joined = enrolment.device(device, token);
+    let judged = shared.edge_links.judge_token(from, &name, || joined.is_joined().then_some(()).ok_or(why));
     judged.await.map_err(|why| LinkDenial::token(&why))?;
-    Ok(device)
+    Ok(joined)
 }
 
 impl AuthenticatedUser {
@@ -208,7 +208,7 @@ impl AuthenticatedUser {
         let policy = change.load(&self.context.policy);
         policy.check_source(self.from.ip())?;
         let (name, until) = self.identity.judge(&policy, LISTENER)?;
-        if name.as_deref() == Some(self.client.user.as_str()) {
+        if name.as_deref() == Some(self.device.user.as_str()) {
             return Ok(until);
         }
         Err(Denial::Forbidden("names of [server.clients] give the certificate another user now".to_owned()))

@@ -50,9 +50,9 @@ pub(crate) async fn copy<A: ChunkStream, B: ChunkStream>(
         if !healthy && !deadline.should_continue(log.flush_timeout(), to_a.given + to_b.given) {
             break;
         }
-        let mut room = BYTES_PER_TURN;
+        let mut left = BYTES_PER_TURN;
         let step = poll_fn(|cx| {
-            let mut turn = CopyTurn { cx, room: &mut room, log: &mut log };
+            let mut turn = CopyTurn { cx, left: &mut left, log: &mut log };
             Poll::Ready(turn.run((a, to_b), (b, to_a), b_first))
         });
         match step.await {
@@ -150,7 +150,7 @@ enum State {
 pub(crate) struct CopyTurn<'a, 'c> {
     cx: &'a mut Context<'c>,
     /// Bytes that may still be copied in it.
-    room: &'a mut usize,
+    left: &'a mut usize,
     log: &'a mut CopyEndRecord,
 }
 
@@ -271,7 +271,7 @@ impl<'a> CopyDirection<'a> {
     ) -> CopyPoll {
         if self.chunk.is_empty() {
             // A turn ends between two chunks, because bytes that were read must not wait for the next turn.
-            if *turn.room == 0 {
+            if *turn.left == 0 {
                 return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
             }
             match from.poll_read_chunk(turn.cx) {
@@ -292,7 +292,7 @@ impl<'a> CopyDirection<'a> {
                 self.given += given as u64;
                 self.count(self.from.other(), given);
                 self.unflushed = true;
-                *turn.room = turn.room.saturating_sub(given);
+                *turn.left = turn.left.saturating_sub(given);
             }
             Err(cause) => self.destination_failed(&cause, turn),
         }
@@ -322,14 +322,14 @@ impl<'a> CopyDirection<'a> {
     }
 
     fn discard<F: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> CopyPoll {
-        if *turn.room == 0 {
+        if *turn.left == 0 {
             return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
         }
         match ready!(from.poll_read_chunk(turn.cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
             Ok(chunk) => {
                 self.count(self.from, chunk.len());
-                *turn.room = turn.room.saturating_sub(chunk.len());
+                *turn.left = turn.left.saturating_sub(chunk.len());
             }
             Err(cause) => return self.source_failed(&cause, turn),
         }

@@ -142,7 +142,7 @@ impl UserUplinks {
         let reconnector = Arc::new(Reconnector {
             dialer,
             link_context,
-            backend: None,
+            acceptor: None,
             sessions: Drain::new(),
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             uplinks: uplinks.clone(),

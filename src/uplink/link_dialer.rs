@@ -165,7 +165,7 @@ impl LinkDialer {
     pub(crate) async fn connect(
         &self,
         first: usize,
-        hint: DialPreference,
+        preference: DialPreference,
         purpose: LinkPurpose,
     ) -> Result<NewLink, UplinkFailure> {
         let mut failed = UplinkFailure { is_denied: true, ..UplinkFailure::default() };
@@ -173,7 +173,7 @@ impl LinkDialer {
         let mut attempts = FuturesUnordered::new();
         loop {
             if let Some(server) = order.next() {
-                let attempt = self.connect_to(server, hint, purpose);
+                let attempt = self.connect_to(server, preference, purpose);
                 attempts.push(async move { (server, attempt.await) });
             }
             let (server, made) = tokio::select! {
@@ -220,10 +220,10 @@ impl LinkDialer {
     pub(crate) async fn connect_to(
         &self,
         server: usize,
-        hint: DialPreference,
+        preference: DialPreference,
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        self.try_connect(server, hint, purpose).await.map_err(|DialFailure { reason, error }| {
+        self.try_connect(server, preference, purpose).await.map_err(|DialFailure { reason, error }| {
             self.link_context.metrics.link_dial_failures.count(reason);
             error
         })
@@ -232,15 +232,15 @@ impl LinkDialer {
     async fn try_connect(
         &self,
         server: usize,
-        hint: DialPreference,
+        preference: DialPreference,
         purpose: LinkPurpose,
     ) -> Result<NewLink, DialFailure> {
         let tokens = self.tokens.load();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let connect = async |again: Option<SocketAddr>| {
-            let hint = again.map_or(hint, |at| DialPreference { to: Some(at), ..hint });
-            let dialled = timeout(CONNECT_TIMEOUT, self.dial(to, hint)).await;
+            let preference = again.map_or(preference, |at| DialPreference { to: Some(at), ..preference });
+            let dialled = timeout(CONNECT_TIMEOUT, self.dial(to, preference)).await;
             let late = |_| anyhow!(messages::no_connection_within(CONNECT_TIMEOUT));
             let socket = dialled.map_err(late).map_err(failed("timeout"))??;
             let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
@@ -354,7 +354,7 @@ impl LinkDialer {
         self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()
     }
 
-    async fn dial(&self, to: &ServerEndpoint, hint: DialPreference) -> Result<TcpStream, DialFailure> {
+    async fn dial(&self, to: &ServerEndpoint, preference: DialPreference) -> Result<TcpStream, DialFailure> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
         let resolved = self.resolve(proxy.map_or(&to.at, OutboundProxy::at)).await;
         let (addresses, failure) = resolved.map_err(failed("dns"))?;
@@ -363,7 +363,7 @@ impl LinkDialer {
                 return proxy.connect(&addresses, &to.at, CONNECT_TIMEOUT).await.map_err(failed("proxy"));
             }
             let mut addresses = dial::in_order(&to.at.host, &addresses);
-            addresses.sort_by_key(|at| hint.rank(*at));
+            addresses.sort_by_key(|at| preference.rank(*at));
             dial_in_order(&to.at.host, &addresses, CONNECT_TIMEOUT).await.map_err(|why| {
                 let reason = why.reason();
                 let named = Some(&to.at).filter(|_| self.servers.len() > 1);

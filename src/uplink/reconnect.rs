@@ -37,7 +37,7 @@ pub(crate) struct Reconnector {
     pub(crate) dialer: LinkDialer,
     pub(crate) link_context: LinkContext,
     /// Serves incoming sessions; `None` at a user's program, which accepts none.
-    pub(crate) backend: Option<SessionAcceptor>,
+    pub(crate) acceptor: Option<SessionAcceptor>,
     pub(crate) sessions: Drain,
     pub(crate) readiness: Readiness,
     pub(crate) uplinks: Arc<Uplinks>,
@@ -60,7 +60,7 @@ pub(super) struct CurrentLink {
 
 impl CurrentLink {
     /// Prefers the address of this link.
-    fn hint(&self) -> DialPreference {
+    fn preference(&self) -> DialPreference {
         DialPreference { to: self.at, exclude: None }
     }
 }
@@ -128,7 +128,7 @@ impl Reconnector {
             return Some(*made);
         }
         let links = &self.link_context.drain;
-        let hint = DialPreference { to: None, exclude: next.exclude };
+        let preference = DialPreference { to: None, exclude: next.exclude };
         let mut is_urgent = true;
         loop {
             let mut pause = redial.backoff.pause(rand::random());
@@ -150,7 +150,7 @@ impl Reconnector {
             }
             let failure = tokio::select! {
                 () = links.draining() => return None,
-                made = self.dialer.connect(next.place.server, hint, LinkPurpose::Primary) => match made {
+                made = self.dialer.connect(next.place.server, preference, LinkPurpose::Primary) => match made {
                     Ok(made) => return Some(made),
                     Err(failure) => failure,
                 },
@@ -283,7 +283,7 @@ impl Reconnector {
     ) -> Succession {
         // At the same server, where sessions resume at once, or else at another one.
         let outrun = backup.race(&current.link, || {
-            self.dialer.connect(current.place.server, current.hint(), LinkPurpose::Backup)
+            self.dialer.connect(current.place.server, current.preference(), LinkPurpose::Backup)
         });
         tokio::select! {
             made = self.fail_back(current) => Succession::FailedBack(Box::new(made)),
@@ -309,9 +309,9 @@ impl Reconnector {
             info!(server_addr = %to, "server requested a link to another server");
             // An address that the list does not have is ignored: a server cannot make an edge dial anything else.
             let first = self.dialer.server_at(to).await.unwrap_or(current.place.server + 1);
-            let hint = DialPreference { to: Some(to), exclude: current.at };
+            let preference = DialPreference { to: Some(to), exclude: current.at };
             // The current server must not close its link if a load balancer leads there again.
-            let dial = || self.dialer.connect(first, hint, LinkPurpose::Backup);
+            let dial = || self.dialer.connect(first, preference, LinkPurpose::Backup);
             let process = |made: &NewLink| made.reader.link.instance;
             let dials = if self.dialer.has_one_address().await { 1 } else { MAX_DIALS };
             match dial_elsewhere(current.link.instance, dials, dial, process).await {
@@ -327,7 +327,7 @@ impl Reconnector {
         current: &CurrentLink,
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        self.dialer.connect_to(current.place.server, current.hint(), purpose).await
+        self.dialer.connect_to(current.place.server, current.preference(), purpose).await
     }
 
     /// Links a user's program to another server as well, whenever the current one does not find a node. Servers that
@@ -442,8 +442,8 @@ impl Reconnector {
             FrameEvent::Incoming(offer) if self.sessions.is_draining() => {
                 offer.refuse(SessionError::new(ErrorCode::Overloaded, "the edge is stopping"));
             }
-            FrameEvent::Incoming(offer) => match &self.backend {
-                Some(backend) => backend.serve_incoming(offer),
+            FrameEvent::Incoming(offer) => match &self.acceptor {
+                Some(acceptor) => acceptor.serve_incoming(offer),
                 None => {
                     let why = "a user's program accepts no sessions";
                     offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));

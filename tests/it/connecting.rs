@@ -246,8 +246,8 @@ async fn a_session_whose_tls_ends_without_close_notify_is_reported_as_broken() {
     let place = TestDir::new();
     let dir = place.path();
     let identity = IdentityFiles { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
-    let offer = TlsParams::default();
-    let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
+    let params = TlsParams::default();
+    let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, params, alpn: Vec::new() };
     let acceptor = server.load().unwrap().load().acceptor();
     let server = targets::serve(move |socket| {
         let acceptor = acceptor.clone();

@@ -40,8 +40,8 @@ impl TargetCertificates {
     /// Starts a target that speaks TLS and echoes.
     async fn echo(&self) -> std::net::SocketAddr {
         let identity = IdentityFiles { cert: self.files.cert.clone(), key: self.files.key.clone() };
-        let offer = TlsParams::default();
-        let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
+        let params = TlsParams::default();
+        let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, params, alpn: Vec::new() };
         let acceptor = server.load().unwrap().load().acceptor();
         targets::serve(move |socket| {
             let acceptor = acceptor.clone();

@@ -61,7 +61,7 @@ async fn assert_response<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, text
 async fn web(place: &TestDir) -> (SocketAddr, Arc<Mutex<Vec<Vec<u8>>>>) {
     let clients = ClientAuth::Required(place.files.ca.clone());
     let identity = certify(place, "web");
-    let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let server = TlsServerConfig { identity, clients, params: TlsParams::default(), alpn: Vec::new() };
     let acceptor = server.load().unwrap().load().acceptor();
     let seen = Arc::<Mutex<Vec<Vec<u8>>>>::default();
     let sees = seen.clone();

@@ -314,7 +314,7 @@ async fn https_ports_forward_no_ambiguous_request() {
 async fn behind_tls(place: &TestDir, target: Target) -> SocketAddr {
     let identity = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let clients = ClientAuth::Anonymous;
-    let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let server = TlsServerConfig { identity, clients, params: TlsParams::default(), alpn: Vec::new() };
     let acceptor = server.load().unwrap().load().acceptor();
     targets::serve(move |socket| {
         let (acceptor, target) = (acceptor.clone(), target.clone());

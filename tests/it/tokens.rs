@@ -210,7 +210,7 @@ async fn a_rejected_certificate_is_sent_at_every_second_try_and_reported() {
     let clients = LinkCaFiles { peers: Some(place.files.ca.clone()), ..LinkCaFiles::default() };
     let clients = ClientAuth::Links(clients);
     let server =
-        TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
+        TlsServerConfig { identity, clients, params: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
     let acceptor = server.load().unwrap().load().acceptor();
     let (sender, mut attempts) = mpsc::channel(9);
     let cloud = targets::serve(move |socket| {

@@ -18,8 +18,8 @@ fn openssl(dir: &Path, line: &str) {
 /// Loads a certificate and a key as a server does.
 fn load(dir: &Path, cert: &str, key: &str) -> Result<(), String> {
     let identity = IdentityFiles { cert: dir.join(cert), key: dir.join(key) };
-    let (clients, offer) = (ClientAuth::Anonymous, TlsParams::default());
-    let server = TlsServerConfig { identity, clients, offer, alpn: Vec::new() };
+    let (clients, params) = (ClientAuth::Anonymous, TlsParams::default());
+    let server = TlsServerConfig { identity, clients, params, alpn: Vec::new() };
     server.load().map(drop).map_err(|cause| cause.to_string())
 }
 

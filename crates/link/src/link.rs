@@ -61,7 +61,7 @@ pub struct Link {
     dismissed: OnceLock<String>,
     state: Mutex<LinkState>,
     /// Budget for the bytes that wait here for relayed sessions.
-    room: OnceLock<Arc<Budget>>,
+    relay_budget: OnceLock<Arc<Budget>>,
     health: LinkHealth,
     stats: LinkStats,
 }
@@ -121,7 +121,7 @@ impl Link {
                 sessions: LinkSessions::default(),
                 interactive: None,
             }),
-            room: OnceLock::new(),
+            relay_budget: OnceLock::new(),
             health: LinkHealth::default(),
             stats: LinkStats::default(),
         })

@@ -45,7 +45,7 @@ pub struct TlsServerConfig {
     /// Which certificates clients must present.
     pub clients: ClientAuth,
     /// Versions and cipher suites.
-    pub offer: TlsParams,
+    pub params: TlsParams,
     /// Application protocols in order of preference: `h2` for links, only `http/1.1` for HTTPS.
     pub alpn: Vec<Vec<u8>>,
 }
@@ -106,7 +106,7 @@ impl TlsServerConfig {
     }
 
     fn config(&self, cert: &[u8], key: &[u8], cas: &[Vec<u8>]) -> Result<ServerTls, String> {
-        let provider = self.offer.provider();
+        let provider = self.params.provider();
         let identity = self.identity.certified(cert, key, &provider)?;
         for warning in
             identity.cert.first().map_or(Ok(Vec::new()), |leaf| certificate::check(leaf)).unwrap_or_default()
@@ -114,7 +114,7 @@ impl TlsServerConfig {
             warn!(file = %self.identity.cert.display(), %warning, "problem with the server certificate");
         }
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(self.offer.versions())
+            .with_protocol_versions(self.params.versions())
             .map_err(text)?;
         let users = match &self.clients {
             ClientAuth::Links(links) => links.user_certs(&identity.cert),

@@ -10,7 +10,7 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDiale
     let own = LocalAddresses::new(move || InterfaceSnapshot { all: own.clone(), own: own.clone() });
     let resolver = Resolver::system();
     TargetDialer {
-        place: TargetDialerRole::Node(node.parse().unwrap()),
+        role: TargetDialerRole::Node(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
         resolver,
@@ -117,7 +117,7 @@ async fn an_edge_never_dials_the_unspecified_address_even_if_allowed() {
 
 #[tokio::test]
 async fn a_server_dials_only_listed_targets_for_edges_and_reveals_no_addresses() {
-    let server = |allowed: &[&str]| TargetDialer { place: TargetDialerRole::ForEdges, ..place(allowed) };
+    let server = |allowed: &[&str]| TargetDialer { role: TargetDialerRole::ForEdges, ..place(allowed) };
     let listed = server(&["10.1.0.0/16:443", "self:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
     assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
@@ -146,7 +146,7 @@ async fn a_server_dials_only_listed_targets_for_edges_and_reveals_no_addresses()
 
 #[tokio::test]
 async fn a_server_never_dials_forbidden_addresses_for_clients_in_any_spelling() {
-    let server = TargetDialer { place: TargetDialerRole::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    let server = TargetDialer { role: TargetDialerRole::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
     assert_eq!(found(&server, "192.0.2.1:80", &[], &[]).await.unwrap(), ["192.0.2.1:80"]);
     let mixed = ["127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "fd00:ec2::254"];
     assert_eq!(found(&server, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
@@ -167,7 +167,7 @@ async fn a_server_never_dials_forbidden_addresses_for_clients_in_any_spelling() 
         assert_eq!(refused.code, ErrorCode::NotAllowed, "{target}: {refused}");
         assert_eq!(refused.reason, format!("the server does not dial {target} for clients"));
     }
-    let unlisted = TargetDialer { place: TargetDialerRole::ForClients, ..place(&["10.0.0.0/8:*"]) };
+    let unlisted = TargetDialer { role: TargetDialerRole::ForClients, ..place(&["10.0.0.0/8:*"]) };
     for (server, name, off_limits) in
         [(&server, "127.0.0.1", true), (&server, "64:ff9b::a9fe:a9fe", true), (&unlisted, "192.0.2.1", false)]
     {
@@ -178,7 +178,7 @@ async fn a_server_never_dials_forbidden_addresses_for_clients_in_any_spelling() 
 
 #[tokio::test]
 async fn a_server_dials_forbidden_addresses_for_edges_only_if_listed_narrowly() {
-    let server = |allowed: &[&str]| TargetDialer { place: TargetDialerRole::ForEdges, ..place(allowed) };
+    let server = |allowed: &[&str]| TargetDialer { role: TargetDialerRole::ForEdges, ..place(allowed) };
     let wide = server(&["0.0.0.0/0:*", "[::/0]:*", "self:*"]);
     for (target, names) in [
         ("127.0.0.1:80", &[][..]),
@@ -205,7 +205,7 @@ async fn a_server_dials_forbidden_addresses_for_edges_only_if_listed_narrowly() 
 #[tokio::test]
 async fn a_port_of_a_tunnel_process_is_refused_as_target_by_any_name_or_address() {
     let edge = place(&["127.0.0.0/8:*", "[::1]:*"]);
-    let server = TargetDialer { place: TargetDialerRole::ForEdges, ..edge.clone() };
+    let server = TargetDialer { role: TargetDialerRole::ForEdges, ..edge.clone() };
     let patience = Duration::from_secs(5);
     for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
         let listener = TcpListenSocket::bind(at.parse().unwrap()).unwrap();
@@ -243,7 +243,7 @@ async fn permission_for_a_target_ends_when_its_entry_is_removed() {
     let port = listener.local_addr().unwrap().port();
     let entry = format!("127.0.0.0/8:{port}");
     let by_own = at("edge-1", &["127.0.0.1"], ["self:*".parse().unwrap()].into_iter().collect());
-    let for_edges = TargetDialer { place: TargetDialerRole::ForEdges, ..place(&[&entry]) };
+    let for_edges = TargetDialer { role: TargetDialerRole::ForEdges, ..place(&[&entry]) };
     for (dialer, text) in [
         (place(&[&entry]), format!("edge-1:{port} is 127.0.0.1, which this edge may not dial")),
         (by_own, format!("edge-1:{port} is 127.0.0.1, which this edge may not dial")),

@@ -38,7 +38,7 @@ use tunnel_proto::printable::{one_line, printable};
 /// A CONNECT port: how to reach it, and how to log in there.
 pub(crate) struct ConnectPortClient {
     /// Where it listens.
-    place: ConnectAddress,
+    address: ConnectAddress,
     /// The TLS connector, and the name that the server's certificate must contain.
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// The value of `Proxy-Authorization`.
@@ -66,7 +66,7 @@ impl ConnectPortClient {
             let expected = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH";
             CommandError::usage(format!("{source} {url:?}: {why}; {expected}"))
         };
-        let (place, tls) = if let Some(path) = url.strip_prefix("unix:") {
+        let (address, tls) = if let Some(path) = url.strip_prefix("unix:") {
             if !path.starts_with('/') {
                 return Err(wrong("the path must begin with /"));
             }
@@ -106,13 +106,13 @@ impl ConnectPortClient {
             ),
         };
         let only_loopback = authorization.is_some() && tls.is_none() && !settings.insecure;
-        Ok(Self { place, tls, authorization, only_loopback, login_hint, pool: BufferPool::new() })
+        Ok(Self { address, tls, authorization, only_loopback, login_hint, pool: BufferPool::new() })
     }
 
     /// Checks early that the password may be sent to the server. A name that cannot be resolved now is no error: each
     /// session resolves it again.
     pub(super) async fn check_password_path(&self) -> Result<(), CommandError> {
-        let ConnectAddress::At(at) = &self.place else { return Ok(()) };
+        let ConnectAddress::At(at) = &self.address else { return Ok(()) };
         let Ok(addresses) = resolve(at).await else { return Ok(()) };
         self.check_password_to(&addresses)
     }
@@ -137,7 +137,7 @@ impl ConnectPortClient {
         let trace = format!("{:08x}", rand::random::<u32>());
         let request = self.request(target, &trace)?;
         let opening = async {
-            match &self.place {
+            match &self.address {
                 ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
                     Ok(ConnectStream::Unix(self.ask(stream, request).await?))
@@ -229,7 +229,7 @@ const NO_SERVER: &str = "check that a server listens there, at listen of its [se
 
 impl fmt::Display for ConnectPortClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
+        match &self.address {
             ConnectAddress::At(at) => at.fmt(f),
             ConnectAddress::Socket(path) => path.display().fmt(f),
         }

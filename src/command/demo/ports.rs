@@ -38,7 +38,7 @@ pub(super) fn serve_page(
     let config = TlsServerConfig {
         identity: identity.clone(),
         clients: ClientAuth::Anonymous,
-        offer: TlsParams::default(),
+        params: TlsParams::default(),
         alpn: vec![b"http/1.1".to_vec()],
     };
     let acceptor = config.load()?.load().acceptor();

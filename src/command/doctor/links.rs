@@ -257,7 +257,7 @@ pub(super) async fn check_targets(
     found: &mut DoctorFindings,
 ) {
     let dialer = TargetDialer {
-        place: TargetDialerRole::Node(settings.uplink.node.clone()),
+        role: TargetDialerRole::Node(settings.uplink.node.clone()),
         own: LocalAddresses::of_interfaces(settings.own.clone()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
         resolver,

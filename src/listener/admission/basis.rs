@@ -70,10 +70,10 @@ impl ClientIdentity {
             Self::None => Ok((None, UNTIL_CHANGED)),
             Self::User(user) => Ok((Some(user.clone()), UNTIL_CHANGED)),
             Self::Device(device) if device.is_joined() => {
-                Ok((Some(device.client.user.to_string()), UNTIL_CHANGED))
+                Ok((Some(device.device.user.to_string()), UNTIL_CHANGED))
             }
             Self::Device(device) => {
-                let user = &device.client.user;
+                let user = &device.device.user;
                 Err(Denial::Forbidden(format!("the access of user {user} was revoked")))
             }
             Self::Certificate(certificate) => {

@@ -434,7 +434,7 @@ async fn the_user_is_the_first_allowed_name_of_the_certificate() {
 fn context_with_addresses(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
-        place: TargetDialerRole::ForClients,
+        role: TargetDialerRole::ForClients,
         own: LocalAddresses::new(InterfaceSnapshot::default),
         targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),

@@ -23,32 +23,32 @@ impl Denial {
         Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
     }
 
-    /// Returns the error text. It contains addresses and times of last contact only for `trusted` clients.
-    pub fn sentence(&self, trusted: bool) -> String {
+    /// Returns the error text. It contains addresses and times of last contact only for `sees_details` clients.
+    pub fn sentence(&self, sees_details: bool) -> String {
         match self {
-            Self::Route(RouteError::Offline { node, missing }) if !trusted => {
+            Self::Route(RouteError::Offline { node, missing }) if !sees_details => {
                 let missing =
                     NodeNotFound { unqueried_reason: missing.unqueried_reason, ..NodeNotFound::default() };
                 RouteError::Offline { node: node.clone(), missing }.to_string()
             }
-            Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
+            Self::Route(RouteError::Refused { node, refusal }) if !sees_details => {
                 format!("node {node}: {}", generic_text(refusal.code))
             }
-            Self::UpstreamTimeout(_) if !trusted => generic_text(ErrorCode::TargetTimeout).to_owned(),
-            Self::UpstreamFailed(_) if !trusted => "invalid response from the target".to_owned(),
-            Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
+            Self::UpstreamTimeout(_) if !sees_details => generic_text(ErrorCode::TargetTimeout).to_owned(),
+            Self::UpstreamFailed(_) if !sees_details => "invalid response from the target".to_owned(),
+            Self::TargetTls(_) if !sees_details => "TLS with the target failed".to_owned(),
             Self::Direct(refusal) | Self::DirectDenied(refusal) | Self::UserDenied { refusal, .. }
-                if !trusted =>
+                if !sees_details =>
             {
                 generic_text(refusal.code).to_owned()
             }
-            Self::NotLocated(LocateError::Ambiguous { ip, .. }) if !trusted => {
+            Self::NotLocated(LocateError::Ambiguous { ip, .. }) if !sees_details => {
                 format!("several nodes have the address {ip}")
             }
-            Self::NotLocated(LocateError::NoService(_) | LocateError::NoPort { .. }) if !trusted => {
+            Self::NotLocated(LocateError::NoService(_) | LocateError::NoPort { .. }) if !sees_details => {
                 "the Service or its port does not exist".to_owned()
             }
-            Self::NotLocated(LocateError::NoEndpoint(..)) if !trusted => {
+            Self::NotLocated(LocateError::NoEndpoint(..)) if !sees_details => {
                 "the Service has no ready endpoint".to_owned()
             }
             other => other.to_string(),

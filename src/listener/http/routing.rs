@@ -24,7 +24,7 @@ pub(crate) struct RequestRoutingContext<'a> {
     /// The server name (SNI) of the client's TLS connection; `None` without TLS.
     pub(crate) server_name: Option<&'a str>,
     /// Whether the client may choose node and target by headers.
-    pub(crate) trusted: bool,
+    pub(crate) may_name_target: bool,
     /// The port for a Host header without one.
     pub(crate) default_port: u16,
     /// The zone in which nodes have a second name.
@@ -67,30 +67,30 @@ impl NodePortProtocol {
     ///
     /// For exec, attach and port-forward, kube-apiserver sends its own Host header. It sends a server name only if it
     /// verifies kubelets' certificates.
-    pub(crate) fn place(
+    pub(crate) fn route(
         &self,
         head: &Parts,
-        requester: &RequestRoutingContext<'_>,
+        routing: &RequestRoutingContext<'_>,
     ) -> Result<Option<(NodeName, Target)>, Denial> {
         let tunnel_host = single_header(&head.headers, &TUNNEL_HOST)?;
         let dest = single_header(&head.headers, &TUNNEL_DEST)?;
-        if (tunnel_host.is_some() || dest.is_some()) && !requester.trusted {
+        if (tunnel_host.is_some() || dest.is_some()) && !routing.may_name_target {
             return Err(Denial::Forbidden(UNTRUSTED_HEADERS.to_owned()));
         }
         if dest.is_some() && self.stands_for != PortTarget::Host {
             return Err(Denial::Forbidden(DEST_NOT_ALLOWED.to_owned()));
         }
         let header_node =
-            tunnel_host.map(|tunnel_host| self.node_of_header(&tunnel_host, requester)).transpose()?;
+            tunnel_host.map(|tunnel_host| self.node_of_header(&tunnel_host, routing)).transpose()?;
         let named = dest.map(|dest| HostHeader { exact: true, ..dest }).or_else(|| host(&head.headers));
         let found = match header_node {
             Some(node) => Some((node, true)),
-            None => self.node(head.uri.path(), named.as_ref(), requester)?,
+            None => self.node(head.uri.path(), named.as_ref(), routing)?,
         };
         let Some((node, is_named)) = found else { return Ok(None) };
         let target = match &self.stands_for {
             PortTarget::Target(target) => target.clone(),
-            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), requester)?,
+            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), routing)?,
         };
         Ok(Some((node, target)))
     }
@@ -101,21 +101,21 @@ impl NodePortProtocol {
         &self,
         path: &str,
         named: Option<&HostHeader>,
-        requester: &RequestRoutingContext<'_>,
+        routing: &RequestRoutingContext<'_>,
     ) -> Result<Option<(NodeName, bool)>, Denial> {
         let of_host = match named.map(|named| &named.host) {
-            Some(Host::Ip(ip)) => requester.addresses.node_at(*ip)?.map(|(node, _)| node),
-            Some(host @ Host::Name(_)) => requester.node_by_name(host),
+            Some(Host::Ip(ip)) => routing.addresses.node_at(*ip)?.map(|(node, _)| node),
+            Some(host @ Host::Name(_)) => routing.node_by_name(host),
             None => None,
         };
         let is_name = matches!(named, Some(HostHeader { host: Host::Name(_), .. }));
         if let Some(node) = of_host.as_ref().filter(|node| is_name && self.finder.knows(node)) {
             return Ok(Some((node.clone(), true)));
         }
-        let sni = requester.server_name.and_then(|name| name.parse().ok());
-        let other = sni.and_then(|name| requester.node_by_name(&name)).or_else(|| {
+        let sni = routing.server_name.and_then(|name| name.parse().ok());
+        let other = sni.and_then(|name| routing.node_by_name(&name)).or_else(|| {
             let (namespace, server) = pod_of_path(path)?;
-            requester.addresses.node_of_pod(namespace, server)
+            routing.addresses.node_of_pod(namespace, server)
         });
         let is_fit = |node: &NodeName| other.as_ref().is_none_or(|other| other == node);
         let of_host = of_host.or_else(|| self.finder.node_named_by_address(&named?.host).filter(is_fit));
@@ -130,14 +130,14 @@ impl NodePortProtocol {
     fn node_of_header(
         &self,
         tunnel_host: &HostHeader,
-        requester: &RequestRoutingContext<'_>,
+        routing: &RequestRoutingContext<'_>,
     ) -> Result<NodeName, Denial> {
         let Host::Ip(ip) = tunnel_host.host else {
-            return Ok(requester.zone.node(tunnel_host.host.to_string().parse()?));
+            return Ok(routing.zone.node(tunnel_host.host.to_string().parse()?));
         };
-        let known = requester.addresses.node_at(ip)?.map(|(node, _)| node);
+        let known = routing.addresses.node_at(ip)?.map(|(node, _)| node);
         known.or_else(|| self.finder.node_named_by_address(&tunnel_host.host)).ok_or_else(|| {
-            let port = tunnel_host.port.unwrap_or(requester.default_port);
+            let port = tunnel_host.port.unwrap_or(routing.default_port);
             Denial::NoNode(Target { host: Host::Ip(ip), port })
         })
     }
@@ -150,12 +150,12 @@ impl NodePortProtocol {
         &self,
         node: &NodeName,
         named: Option<&HostHeader>,
-        requester: &RequestRoutingContext<'_>,
+        routing: &RequestRoutingContext<'_>,
     ) -> Result<Target, Denial> {
         let [kubelet, _] = KUBELET;
-        let port = named.map_or(kubelet, |named| named.port.unwrap_or(requester.default_port));
+        let port = named.map_or(kubelet, |named| named.port.unwrap_or(routing.default_port));
         let on_loopback = self.ports.borrow().is_on_loopback(port);
-        let ip = match requester.requested_ip(node, named)? {
+        let ip = match routing.requested_ip(node, named)? {
             // Dialling the unspecified address means dialling loopback.
             Some((ip, is_own)) if on_loopback && (is_own || ip.is_unspecified()) => {
                 Ipv4Addr::LOCALHOST.into()
@@ -163,7 +163,7 @@ impl NodePortProtocol {
             Some((ip, _)) => ip,
             None if on_loopback => Ipv4Addr::LOCALHOST.into(),
             None => {
-                let known = requester.addresses.address_of(node);
+                let known = routing.addresses.address_of(node);
                 known.ok_or_else(|| LocateError::NoAddress(node.clone()))?
             }
         };

@@ -81,7 +81,7 @@ pub(super) async fn bridge(
         Ok(session) => copy(offer, session, access, shared).await,
         Err(Some(why)) => refuse_offer(offer, why),
         Err(None) => {
-            shared.backend.serve_incoming(offer);
+            shared.acceptor.serve_incoming(offer);
             RelayOutcome { why: None, to_acceptor: 0, to_opener: 0 }
         }
     }

@@ -27,11 +27,11 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
     };
     let drain = shared.link_context.drain.clone();
     if request.category() == SessionCategory::Admin {
-        let span = info_span!("admin", user = %user.client.user, device = %user.client.device);
+        let span = info_span!("admin", user = %user.device.user, device = %user.device.device);
         return drain.spawn(span, answer(request, user, shared.clone()));
     }
     let span =
-        info_span!("relay", user = %user.client.user, device = %user.client.device, session = %request.id());
+        info_span!("relay", user = %user.device.user, device = %user.device.device, session = %request.id());
     let room = room.clone();
     let shared = shared.clone();
     drain.spawn(span, relay(request, user, room, shared));
@@ -43,18 +43,18 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
     if let Err(denial) = user.judge(&RightsChange::default()) {
         return request.refuse(refusal(&denial, &user.context, false));
     }
-    let AuthenticatedUser { client, from, context, .. } = user;
-    let Ok(_permit) = shared.user_links.requests.try_acquire(&client.user) else {
+    let AuthenticatedUser { device, from, context, .. } = user;
+    let Ok(_permit) = shared.user_links.requests.try_acquire(&device.user) else {
         let why =
-            format!("user {} waits for too many answers, or all users together do; try again", client.user);
+            format!("user {} waits for too many answers, or all users together do; try again", device.user);
         return request.refuse(SessionError::new(ErrorCode::Overloaded, why));
     };
-    let is_over_rate = !shared.user_links.request_rates.allows(&client.user);
+    let is_over_rate = !shared.user_links.request_rates.allows(&device.user);
     let rules = context.policy.load().rules.clone();
     let admins = shared.policies.admins.load().to_vec();
     // A session that should be resumed gets no offer.
     if let (Some(offer), Some(admin)) = (request.offer(), shared.admin.get()) {
-        admin.serve_linked(offer.accept(), LinkedUser { client, from, rules, admins, is_over_rate }).await;
+        admin.serve_linked(offer.accept(), LinkedUser { device, from, rules, admins, is_over_rate }).await;
     }
 }
 
@@ -73,8 +73,8 @@ async fn relay(
     };
     let is_guessed = resumes && node.is_none();
     let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
-    let AuthenticatedUser { client, identity, from, context } = user;
-    let mut admission = Admission::of_link(context.clone(), from, identity, client.device, id);
+    let AuthenticatedUser { device, identity, from, context } = user;
+    let mut admission = Admission::of_link(context.clone(), from, identity, device.device, id);
     let authorized = match admission.authorize(Ok(open_request), String::new()).await {
         Ok(authorized) => authorized,
         Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed)),

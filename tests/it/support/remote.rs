@@ -133,9 +133,9 @@ impl ScriptedServer {
     /// Starts a server with the certificate of `place`.
     pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
-        let offer = TlsParams::default();
+        let params = TlsParams::default();
         let server =
-            TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
+            TlsServerConfig { identity, clients: ClientAuth::Anonymous, params, alpn: vec![b"h2".to_vec()] };
         let acceptor = server.load().unwrap().load().acceptor();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();

@@ -36,7 +36,7 @@ impl Kubelet {
         place.authority.0.server(&[node]).unwrap().write(&identity.cert, &identity.key).unwrap();
         let clients = ClientAuth::Required(place.files.ca.clone());
         let alpn = vec![b"http/1.1".to_vec()];
-        let tls = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn }
+        let tls = TlsServerConfig { identity, clients, params: TlsParams::default(), alpn }
             .load()
             .unwrap()
             .load()

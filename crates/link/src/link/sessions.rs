@@ -216,7 +216,7 @@ impl Link {
 
     /// Returns an empty reservation in the budget of `most` bytes for relayed sessions on this link.
     pub(crate) fn relay_reservation(&self, most: usize) -> Reservation {
-        self.room.get_or_init(|| Budget::new(most)).reservation()
+        self.relay_budget.get_or_init(|| Budget::new(most)).reservation()
     }
 
     /// Returns an empty reservation for unread bytes of a session, if the remote honours no limits.

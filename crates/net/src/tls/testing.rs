@@ -100,7 +100,7 @@ pub fn client_certificate(names: &[&str]) -> ClientCertificate {
 }
 
 pub fn server(identity: IdentityFiles, clients: ClientAuth) -> ReloadedValue<ServerTls> {
-    TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
+    TlsServerConfig { identity, clients, params: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
         .load()
         .unwrap()
 }

@@ -33,7 +33,7 @@ pub(crate) fn server_at(identity: IdentityFiles, clients: ClientAuth, clock: &Te
     let read = |file: &PathBuf| std::fs::read(file).unwrap();
     let (cert, key) = (read(&identity.cert), read(&identity.key));
     let cas: Vec<_> = clients.files().iter().map(read).collect();
-    let settings = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let settings = TlsServerConfig { identity, clients, params: TlsParams::default(), alpn: Vec::new() };
     let mut tls = settings.config(&cert, &key, &cas).unwrap();
     let config = Arc::get_mut(&mut tls.config).unwrap();
     config.time_provider = Arc::new(clock.clone());
@@ -136,7 +136,7 @@ fn a_key_of_another_certificate_is_an_error() {
     let failed = TlsServerConfig {
         identity: mixed,
         clients: ClientAuth::Anonymous,
-        offer: TlsParams::default(),
+        params: TlsParams::default(),
         alpn: vec![],
     }
     .load()

@@ -222,9 +222,9 @@ mod tests {
         let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
         let load = |ca: PathBuf| {
             let clients = edges_and_peers(ca, &cloud);
-            let offer = TlsParams::default();
+            let params = TlsParams::default();
             let identity = cloud.issue("pod", "a.b");
-            TlsServerConfig { identity, clients, offer, alpn: Vec::new() }.load()
+            TlsServerConfig { identity, clients, params, alpn: Vec::new() }.load()
         };
         let file = cluster.dir.path().join("ca.crt");
         assert!(load(file.clone()).is_ok());

@@ -40,7 +40,7 @@ impl ListenerProtocol<UnixStream> for Line {
         let opened = admission.open(pending(), open_request(line.trim()), new_trace()).await;
         let (answer, session) = match opened.expect("the client stays") {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
-            Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
+            Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.sees_details)), None),
         };
         match (socket.write_all(answer.as_bytes()).await, session) {
             (Ok(()), Some(session)) => AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() },

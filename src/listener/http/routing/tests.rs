@@ -62,7 +62,13 @@ impl Site {
     }
 
     /// Returns the route of a request as `target at node`, `-` if it names no node, or the denial.
-    fn place(&self, stands_for: &str, head: &Parts, server_name: Option<&str>, trusted: bool) -> String {
+    fn route(
+        &self,
+        stands_for: &str,
+        head: &Parts,
+        server_name: Option<&str>,
+        may_name_target: bool,
+    ) -> String {
         let ports = watch::channel(ConfigMapPorts::default()).1;
         let port = NodePortProtocol {
             stands_for: stands_for.parse().unwrap(),
@@ -72,8 +78,9 @@ impl Site {
             ports,
         };
         let (zone, addresses) = (&self.zone, &self.addresses);
-        let requester = RequestRoutingContext { server_name, trusted, default_port: 80, zone, addresses };
-        match port.place(head, &requester) {
+        let routing =
+            RequestRoutingContext { server_name, may_name_target, default_port: 80, zone, addresses };
+        match port.route(head, &routing) {
             Ok(Some((node, target))) => format!("{target} at {}", node.as_str().to_lowercase()),
             Ok(None) => "-".to_owned(),
             Err(denial) => format!("{} {denial}", denial.status().as_u16()),
@@ -82,12 +89,17 @@ impl Site {
 
     /// Like [`Self::place`], for a port that stands for the host in the Host header.
     fn by_host(&self, host: &str, path: &str, server_name: Option<&str>) -> String {
-        self.place("host", &head(host, path), server_name, false)
+        self.route("host", &head(host, path), server_name, false)
     }
 
     /// Like [`Self::place`], for a client that sends these headers.
-    fn route_headers(&self, stands_for: &str, headers: &[(&HeaderName, &str)], trusted: bool) -> String {
-        self.place(stands_for, &with(headers), None, trusted)
+    fn route_headers(
+        &self,
+        stands_for: &str,
+        headers: &[(&HeaderName, &str)],
+        may_name_target: bool,
+    ) -> String {
+        self.route(stands_for, &with(headers), None, may_name_target)
     }
 }
 
@@ -111,7 +123,7 @@ fn a_pod_is_parsed_from_the_kubelets_paths() {
 fn the_node_is_from_host_server_name_pod_or_address() {
     let site = Site::new();
     let node = |host, path, name| {
-        let place = site.place("127.0.0.1:10250", &head(host, path), name, false);
+        let place = site.route("127.0.0.1:10250", &head(host, path), name, false);
         place.strip_prefix("127.0.0.1:10250 at ").map_or(place.clone(), str::to_owned)
     };
     assert_eq!(node("edge1:10250", "/pods", None), "edge1");
@@ -235,7 +247,7 @@ fn no_client_reaches_an_address_local_to_a_node() {
     for host in kept {
         let dest = format!("{host}:10261");
         refused(site.route_headers("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, &dest)], true));
-        refused(site.place("host", &with(&[(&TUNNEL_DEST, &dest)]), Some("edge3"), true));
+        refused(site.route("host", &with(&[(&TUNNEL_DEST, &dest)]), Some("edge3"), true));
     }
     // The kubelet's ports and those of localhost-proxy-ports are reachable only on loopback.
     let dest =
@@ -269,7 +281,7 @@ fn the_config_decides_a_nodes_address_before_its_kubelet() {
 fn the_server_name_does_not_change_a_target_given_by_header() {
     let site = Site::new();
     let dest =
-        |dest, server_name| site.place("host", &with(&[(&TUNNEL_DEST, dest)]), Some(server_name), true);
+        |dest, server_name| site.route("host", &with(&[(&TUNNEL_DEST, dest)]), Some(server_name), true);
     assert_eq!(
         dest("10.0.0.2:9100", "edge3"),
         "10.0.0.2:9100 at edge3",
@@ -283,7 +295,7 @@ fn the_server_name_does_not_change_a_target_given_by_header() {
     assert!(unknown.starts_with("421 no address of node elsewhere is known"), "{unknown}");
     let mut of_a_pod = with(&[(&TUNNEL_DEST, "10.0.0.2:9100")]);
     of_a_pod.uri = "/exec/shop/db/c".parse().unwrap();
-    let place = site.place("host", &of_a_pod, None, true);
+    let place = site.route("host", &of_a_pod, None, true);
     assert_eq!(place, "10.0.0.2:9100 at edge3");
 }
 
