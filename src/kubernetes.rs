@@ -3,11 +3,14 @@
 #[cfg(feature = "kubernetes")]
 pub(crate) mod api;
 
+use std::fmt::Debug;
 use std::net::SocketAddr;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
-use tunnel_base::addresses::cluster_state::ServiceEndpoints;
+use tunnel_base::addresses::cluster_state::{KnownEdgePods, ServiceEndpoints};
+use tunnel_base::policy::tokens::{PodProof, TokenError};
 
 /// The pods of the servers, as a Service lists them.
 #[derive(Debug, Clone)]
@@ -18,4 +21,19 @@ pub(crate) struct ServerPods {
     pub(crate) peers: watch::Receiver<Vec<SocketAddr>>,
     /// The reason why the pods cannot be watched; `None` while they are.
     pub(crate) unwatched: watch::Receiver<Option<String>>,
+}
+
+/// Judges the ServiceAccount tokens of edges' pods.
+pub(crate) trait PodTokenReviewer: Debug + Send + Sync {
+    /// Returns true if that is a token to review.
+    fn recognizes(&self, token: &str) -> bool;
+
+    /// Returns what a token proves. [`TokenError::PodTokenUnchecked`] says that this is not known now.
+    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<PodProof, TokenError>>;
+
+    /// Returns an error if a proof is no longer valid.
+    fn recheck(&self, proof: &PodProof) -> Result<(), TokenError>;
+
+    /// Returns a receiver of the known pods, whose changes may end a proof.
+    fn pods(&self) -> watch::Receiver<KnownEdgePods>;
 }

@@ -383,8 +383,9 @@ impl ServerContext {
         let enrolment = OpenedEnrolments::default();
         let tokens = files.tokens.clone();
         let certificates = config_files::edge_ca(settings).is_some();
-        let edge_links =
-            EdgeAuthenticator::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
+        let nodes = cluster.nodes.clone();
+        let pods = cluster.pod_tokens.clone();
+        let edge_links = EdgeAuthenticator::new(tokens, enrolment.clone(), nodes, certificates, pods);
         let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
         let grants = Grants::default();

@@ -164,11 +164,11 @@ impl Settings {
                 if let Err(why) = parts::KUBERNETES {
                     return Some(why);
                 }
-                let asks =
-                    cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some() || cloud.csr.is_some();
+                let asks = cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some();
+                let proves = cloud.csr.is_some() || cloud.service_account.is_some();
                 let unused = "no key requires Kubernetes; set publish or kubernetes_service of [server.peers], kubernetes = true in \
-                              [server.addresses], or profiles of [server.csr]";
-                (!asks).then_some(unused)
+                              [server.addresses], name of [server.service_account], or profiles of [server.csr]";
+                (!asks && !proves).then_some(unused)
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Tables of the parts that use Kubernetes: `[server.csr]`, `[edge.csr]`, `[server.node_ports]` and
-//! `[server.node_names]`.
+//! Tables of the parts that use Kubernetes: `[server.service_account]`, `[server.csr]`, `[edge.csr]`,
+//! `[server.node_ports]` and `[server.node_names]`.
 
 pub mod node_names;
 pub mod ports;
@@ -60,10 +60,11 @@ pub struct ServerCsrConfig {
     pub lifetime: Option<Duration>,
     /// File (PEM) of the CA that signs edges' certificates (enabled = true in their `[edge.csr]`). An edge with a
     /// certificate for its node needs no token while Kubernetes has that Node; if the Node is deleted, its link is
-    /// closed. Other certificates of that CA authenticate nothing. It must not contain a CA of peer_ca in
+    /// closed. Other certificates of that CA authenticate nothing. It is kube-apiserver's --client-ca-file, which the
+    /// ConfigMap extension-apiserver-authentication of kube-system contains. It must not contain a CA of peer_ca in
     /// `[server.links]`, which authenticates servers. Default: none, only tokens authenticate edges.
     ///
-    /// Example: `"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"`
+    /// Example: `"/etc/tunnel/client-ca/ca.crt"`
     #[serde(deserialize_with = "forms::file")]
     pub edge_ca: Option<PathBuf>,
     /// The cluster that issues them.
@@ -113,6 +114,55 @@ pub(crate) fn csr(
     let cluster = required_cluster(&table, key, issues_certificates || csr.edge_ca.is_some(), env, report);
     table.close(&csr, report);
     Some(ServerCsrConfig { cluster: cluster?, ..csr })
+}
+
+/// `[server.service_account]`: edges in pods prove their node with the token of their ServiceAccount. A projected volume
+/// has it in a file, which is their token_file of `[edge.uplink]`. kube-apiserver reviews each token (TokenReview). It
+/// must be bound to a pod that exists, and the node is that of the pod. The edge replaces its link when the kubelet has
+/// renewed the token. Links and sessions of an edge end within 10 s after its pod or Node was deleted, and a link ends
+/// with the token that proved it. Requires a program built with Kubernetes, and the rights of deploy/kustomize/base.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct ServiceAccountConfig {
+    /// Name of the ServiceAccount, in the namespace POD_NAMESPACE. Default: none, so no such token is accepted.
+    ///
+    /// Example: `"tunnel-edge"`
+    #[serde(deserialize_with = "cluster::optional_name")]
+    pub name: Option<String>,
+    /// Audience that the tokens must have, as the audience of their volume.
+    #[serde(deserialize_with = "forms::filled_text")]
+    pub audience: String,
+    /// Whether edges may link while kube-apiserver does not answer, for a day at most: those of pods that this server
+    /// knew before, if a published key of kube-apiserver has signed their tokens. Links then outlive tokens that the
+    /// kubelet cannot renew. All others wait. The audit log names them.
+    pub outage: bool,
+    /// The cluster of the pods.
+    #[serde(skip)]
+    pub cluster: ClusterSettings,
+}
+
+impl Default for ServiceAccountConfig {
+    fn default() -> Self {
+        Self {
+            name: None,
+            audience: "tunnel.cloud.io".to_owned(),
+            outage: true,
+            cluster: ClusterSettings::default(),
+        }
+    }
+}
+
+/// Reads `[server.service_account]`. Returns `None` if no tokens of ServiceAccounts are accepted.
+pub(crate) fn service_account(
+    server: &mut ConfigTableReader<'_>,
+    env: &Environment,
+    report: &mut ConfigDiagnostics,
+) -> Option<ServiceAccountConfig> {
+    let mut table = server.table("service_account", report);
+    let account: ServiceAccountConfig = table.fields(report);
+    let cluster = required_cluster(&table, "name", account.name.is_some(), env, report);
+    table.close(&account, report);
+    Some(ServiceAccountConfig { cluster: cluster?, ..account })
 }
 
 /// Returns the cluster if a table needs one. `key` is the key that needs it, for the error if there is none.

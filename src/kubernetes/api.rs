@@ -4,4 +4,5 @@ pub(crate) mod addresses;
 pub(crate) mod cluster;
 pub(crate) mod csr;
 pub(crate) mod keep;
+pub(crate) mod pod_tokens;
 pub(crate) mod secret;

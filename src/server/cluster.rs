@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::admin::readiness::Readiness;
-use crate::kubernetes::ServerPods;
+use crate::kubernetes::{PodTokenReviewer, ServerPods};
 use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
 use tunnel_base::addresses::AddressBook;
@@ -22,6 +22,8 @@ pub(crate) struct KubernetesView {
     pub(crate) pods: Option<ServerPods>,
     /// The Nodes.
     pub(crate) nodes: Option<watch::Receiver<KnownNodes>>,
+    /// Who judges the tokens of edges' pods.
+    pub(crate) pod_tokens: Option<Arc<dyn PodTokenReviewer>>,
     /// Maps addresses to nodes, also without a cluster.
     pub(crate) addresses: Arc<AddressBook>,
     /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
@@ -60,6 +62,7 @@ impl KubernetesView {
         Self {
             pods: follow_pods(settings, grpc, drain),
             nodes: follow_nodes(settings, readiness, drain),
+            pod_tokens: follow_edge_pods(settings, readiness, drain),
             addresses: book,
             ports,
             service_addresses,
@@ -81,6 +84,16 @@ fn follow_pods(settings: &ServerConfig, grpc: u16, drain: &Drain) -> Option<Serv
     with_kubernetes!(Some(api::cluster::follow_pods(cluster, service, own, drain)), else None)
 }
 
+/// Follows the pods of edges, if the config has their ServiceAccount.
+fn follow_edge_pods(
+    settings: &ServerConfig,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> Option<Arc<dyn PodTokenReviewer>> {
+    let account = settings.service_account.as_ref()?;
+    with_kubernetes!(Some(api::pod_tokens::follow(account, readiness, drain)), else None)
+}
+
 /// Watches the Nodes, if the config uses anything that requires the permission to list them.
 fn follow_nodes(
     settings: &ServerConfig,
@@ -90,7 +103,9 @@ fn follow_nodes(
     let names = settings.node_names.as_ref();
     let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
     let cluster = settings.addresses.cluster.as_ref();
-    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster))?;
+    let tokens = settings.service_account.as_ref().map(|account| &account.cluster);
+    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(tokens);
+    let cluster = cluster.or(names.map(|names| &names.cluster))?;
     let edges = names.map(|names| names.edges.clone());
     with_kubernetes!(Some(api::cluster::follow_nodes(cluster, edges, readiness, drain)), else None)
 }

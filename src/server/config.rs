@@ -10,7 +10,7 @@ use crate::config::admin_listener::AdminConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::node_names::{self, NodeNameSettings};
 use crate::config::kubernetes::ports::{self, NodePortsConfig};
-use crate::config::kubernetes::{self, ServerCsrConfig};
+use crate::config::kubernetes::{self, ServerCsrConfig, ServiceAccountConfig};
 use crate::config::listen_tls::ListenerTlsConfig;
 use crate::config::plan::{ConfigPlan, add};
 use crate::config::server::addresses::{self, AddressSettings};
@@ -52,6 +52,8 @@ pub struct ServerConfig {
     pub invitations: InvitationConfig,
     /// The certificates that the cluster's signers issue for this server; `None` requests none.
     pub csr: Option<ServerCsrConfig>,
+    /// The ServiceAccount whose tokens prove edges; `None` accepts none.
+    pub service_account: Option<ServiceAccountConfig>,
     /// How clients may address a target other than by its node's name.
     pub addresses: AddressSettings,
     /// The targets that this server dials itself for its clients.
@@ -153,6 +155,7 @@ impl ServerConfig {
             peers,
             invitations: invitations::read(&mut table, env, report),
             csr: kubernetes::csr(&mut table, env, report),
+            service_account: kubernetes::service_account(&mut table, env, report),
             direct: table.settings("direct", report),
             edge_access: server::edge_access(&mut table, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
@@ -183,6 +186,7 @@ impl ServerConfig {
             peers,
             invitations,
             csr,
+            service_account,
             addresses,
             direct,
             edge_access,
@@ -230,6 +234,7 @@ impl ServerConfig {
             (*dns != new.dns, "server.dns"),
             (*peers != new.peers, "server.peers"),
             (*csr != new.csr, "server.csr"),
+            (*service_account != new.service_account, "server.service_account"),
             (*addresses != new.addresses, "server.addresses"),
         ] {
             add(&mut plan.restart, differs, key);

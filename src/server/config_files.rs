@@ -65,11 +65,11 @@ impl LoadedServerFiles {
         // The error of a certificate that cannot be read is already noted.
         let is_noted = tls.is_err() && pem::leaf(&settings.links.cert).is_none();
         let authority = if is_noted { Ok(None) } else { invitation_ca(settings, startup) };
-        let certificates = edge_ca(settings).is_some();
         let egress = settings.listeners.iter().any(|listener| listener.kind.name == egress::KIND.name);
         let invitations = settings.invitations.store != InvitationStoreKind::None;
         let file = &settings.links.token_file;
-        let tokens = edge_links::read(file, certificates, invitations, egress, startup);
+        let by_cluster = edge_ca(settings).is_some() || settings.service_account.is_some();
+        let tokens = edge_links::read(file, by_cluster, invitations, egress, startup);
         let resolver = Resolver::system();
         let dns = match settings.dns.resolvers.as_slice() {
             [] => Ok(resolver.clone()),
@@ -189,7 +189,8 @@ fn publisher(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
         }
     }
     let csr = settings.csr.as_ref().map(|csr| &csr.cluster);
-    let clusters = settings.peers.cluster.iter().chain(&settings.addresses.cluster).chain(csr);
+    let account = settings.service_account.as_ref().map(|account| &account.cluster);
+    let clusters = settings.peers.cluster.iter().chain(&settings.addresses.cluster).chain(csr).chain(account);
     if let Some(kubeconfig) = clusters.filter_map(|cluster| cluster.kubeconfig.as_ref()).next() {
         startup.check_file("--kubeconfig", kubeconfig, not_empty);
     }

@@ -1,5 +1,5 @@
 //! Links of edges, which have proved their name by a token or a certificate. A link ends when the token file loses that
-//! token, its invitation is revoked, or the cluster loses that Node or its edge label.
+//! token, its invitation is revoked, or the cluster loses that Node, its edge label or the edge's pod.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,13 +16,14 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
 
 use crate::invitations::{OpenedEnrolments, next_change};
+use crate::kubernetes::PodTokenReviewer;
 use crate::registry::Registry;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError};
+use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, PodProof, TokenError};
 use tunnel_link::grpc::accept::CallerCertificate;
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
@@ -47,6 +48,8 @@ pub(crate) struct EdgeAuthenticator {
     nodes: Option<watch::Receiver<KnownNodes>>,
     /// Whether certificates prove the edges of Nodes.
     certificates: bool,
+    /// Who judges the tokens of edges' pods; `None` accepts none.
+    pod_tokens: Option<Arc<dyn PodTokenReviewer>>,
     links: Mutex<HashMap<LinkId, EdgeLink>>,
     /// Wrong tokens of edges and users.
     guesses: GuessLimiter,
@@ -54,11 +57,12 @@ pub(crate) struct EdgeAuthenticator {
     pub(crate) refusal_permits: FairLimiter,
 }
 
-/// The hello of an edge, and the node of the certificate that it presented, if any.
+/// The hello of an edge, the node of the certificate that it presented, if any, and what the token of its pod proved.
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeCredentials {
     pub(crate) hello: EdgeHello,
     pub(crate) certificate_node: Option<NodeName>,
+    pub(crate) pod: Option<PodProof>,
 }
 
 /// A link with the credentials for which it was accepted.
@@ -68,11 +72,11 @@ struct EdgeLink {
     credentials: EdgeCredentials,
 }
 
-/// Reads the token file. `certificates` allows edges to use certificates as well, `invitations` to join; `egress` means
-/// that kube-apiserver's traffic arrives here.
+/// Reads the token file. `by_cluster` means that certificates or pods prove edges as well, `invitations` that they may
+/// join, and `egress` that kube-apiserver's traffic arrives here.
 pub(crate) fn read(
     file: &Path,
-    certificates: bool,
+    by_cluster: bool,
     invitations: bool,
     egress: bool,
     startup: &mut StartupErrorCollector,
@@ -80,7 +84,7 @@ pub(crate) fn read(
     let path = file.to_owned();
     let first = AtomicBool::new(true);
     let key = startup.spelled(TOKEN_FILE);
-    let is_optional = certificates || invitations;
+    let is_optional = by_cluster || invitations;
     let tokens = ReloadedValue::file(file, move |text| {
         let tokens = NodeTokens::parse(&String::from_utf8_lossy(text));
         for (line, error) in tokens.errors() {
@@ -101,7 +105,7 @@ pub(crate) fn read(
     });
     let tokens = startup.collect(StartupErrorKind::Config, &[TOKEN_FILE], tokens)?;
     if !invitations && tokens.load().is_empty() {
-        let who = if certificates { "every edge without a certificate" } else { "every edge" };
+        let who = if by_cluster { "every edge that the cluster does not prove" } else { "every edge" };
         warn!(file = %file.display(), refused = %who, "token file has no token");
     }
     Ok(tokens)
@@ -141,11 +145,12 @@ impl EdgeAuthenticator {
         enrolment: OpenedEnrolments,
         nodes: Option<watch::Receiver<KnownNodes>>,
         certificates: bool,
+        pod_tokens: Option<Arc<dyn PodTokenReviewer>>,
     ) -> Arc<Self> {
         let guesses = GuessLimiter::new(MAX_WRONG_TOKENS, MAX_WRONG_TOKENS_OF_SOURCE);
         let refusal_permits = FairLimiter::new(REFUSAL_LIMITS);
         let links = Mutex::default();
-        Arc::new(Self { tokens, enrolment, nodes, certificates, links, guesses, refusal_permits })
+        Arc::new(Self { tokens, enrolment, nodes, certificates, pod_tokens, links, guesses, refusal_permits })
     }
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
@@ -184,21 +189,35 @@ impl EdgeAuthenticator {
         tokens.ips().iter().map(claim).collect()
     }
 
-    /// Authenticates like [`Self::authenticate`], but limits guesses of the token, see [`Self::judge_token`].
+    /// Authenticates like [`Self::authenticate`], but limits guesses of the token, see [`Self::judge_token`]. Has the
+    /// token of a pod reviewed, and adds what it proves to the credentials in its place.
     pub(crate) async fn authenticate_caller(
         &self,
-        credentials: &EdgeCredentials,
+        credentials: &mut EdgeCredentials,
         from: IpAddr,
     ) -> Result<(), GuessError<TokenError>> {
-        let checked = self.check_node(credentials).map_err(|why| match why {
-            TokenError::NodesUnknown => GuessError::Unknown(why),
-            why => GuessError::Wrong(why),
-        });
-        if checked? {
+        if self.check_node(credentials).map_err(known)? {
             return Ok(());
         }
         let name = credentials.hello.node.as_str().to_ascii_lowercase();
-        self.judge_token(from, &name, || self.check_token(credentials)).await
+        let pod_tokens =
+            self.pod_tokens.as_ref().filter(|tokens| tokens.recognizes(&credentials.hello.token));
+        let Some(pod_tokens) = pod_tokens else {
+            return self.judge_token(from, &name, || self.check_token(credentials)).await;
+        };
+        let from = Source::of(from);
+        self.guesses.judge(from, &name, || Ok::<_, TokenError>(()))?;
+        let reviewed = match pod_tokens.review(&credentials.hello.token).await {
+            Ok(proof) if proof.node != credentials.hello.node => {
+                Err(TokenError::PodToken(format!("its pod is on Node {}", proof.node)))
+            }
+            Err(why @ TokenError::PodTokenUnchecked(_)) => return Err(GuessError::Unknown(why)),
+            reviewed => reviewed,
+        };
+        credentials.pod = Some(self.guesses.judge(from, &name, || reviewed)?);
+        // Its link stays for days, and needs the token no more.
+        credentials.hello.token = String::new();
+        self.authenticate(credentials).map_err(known)
     }
 
     /// Compares a token that a caller at `from` presents for this name, unless too many were wrong. The machine may just
@@ -238,8 +257,8 @@ impl EdgeAuthenticator {
     /// Checks the edge's credentials.
     ///
     /// A node with an empty token in its line is blocked, and so is a Node without an edge label, regardless of
-    /// credentials. A certificate for the node is decisive: once the Node is deleted, no token replaces it. The token
-    /// of an invitation is as valid as a line in the token file.
+    /// credentials. A certificate for the node is decisive, and so is its pod's token: once the Node is deleted, no token
+    /// replaces it. The token of an invitation is as valid as a line in the token file.
     ///
     /// Until the Nodes are known, tokens suffice: kube-apiserver may itself be reached through the tunnel.
     ///
@@ -250,29 +269,33 @@ impl EdgeAuthenticator {
         if self.check_node(credentials)? { Ok(()) } else { self.check_token(credentials) }
     }
 
-    /// Checks what does not depend on the token. Returns true if the edge's certificate is proof enough.
+    /// Checks what does not depend on the token. Returns true if the edge's certificate or its pod is proof enough.
     fn check_node(
         &self,
-        EdgeCredentials { hello, certificate_node }: &EdgeCredentials,
+        EdgeCredentials { hello, certificate_node, pod }: &EdgeCredentials,
     ) -> Result<bool, TokenError> {
         let node = &hello.node;
         // First, because such a line blocks its node whatever else proves the name.
         if self.tokens.load().is_blocked(node) {
             return Err(TokenError::Blocked(node.clone()));
         }
+        if let Some((pod, tokens)) = pod.as_ref().zip(self.pod_tokens.as_ref()) {
+            tokens.recheck(pod)?;
+        }
+        let what = if pod.is_some() { "the ServiceAccount token" } else { "the client certificate" };
         if let Some(nodes) = &self.nodes {
             let nodes = nodes.borrow();
             let is_edge = nodes.as_ref().map(|nodes| nodes.get(&node.as_str().to_ascii_lowercase()).copied());
             match is_edge {
                 // With any proof: only the label distinguishes an edge from a control-plane Node.
                 Some(Some(false)) => return Err(TokenError::NoEdge(node.clone())),
-                _ if certificate_node.as_ref() != Some(node) => {}
+                _ if certificate_node.as_ref() != Some(node) && pod.is_none() => {}
                 Some(Some(true)) => return Ok(true),
-                Some(None) => return Err(TokenError::NoNode(node.clone())),
-                None => return Err(TokenError::NodesUnknown),
+                Some(None) => return Err(TokenError::NoNode(node.clone(), what)),
+                None => return Err(TokenError::NodesUnknown(what)),
             }
         }
-        Ok(false)
+        Ok(pod.is_some())
     }
 
     fn check_token(&self, EdgeCredentials { hello, .. }: &EdgeCredentials) -> Result<(), TokenError> {
@@ -328,6 +351,7 @@ impl EdgeAuthenticator {
     ) {
         let mut changes = self.tokens.changes();
         let mut nodes = self.nodes.clone();
+        let mut pods = self.pod_tokens.as_ref().map(|tokens| tokens.pods());
         let mut joined = None;
         let mut known = self.tokens.load();
         loop {
@@ -342,12 +366,15 @@ impl EdgeAuthenticator {
                 }
                 () = next_change(&self.enrolment, &mut joined) => {}
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
+                Some(Ok(())) = OptionFuture::from(pods.as_mut().map(watch::Receiver::changed)) => {}
+                // Tokens of pods end without a change.
+                () = sleep(TOKEN_CHECK_INTERVAL), if self.pod_tokens.is_some() => {}
             }
             let all: Vec<EdgeLink> = self.lock().values().cloned().collect();
             let revoked =
                 all.into_iter().filter_map(|edge| Some((self.authenticate(&edge.credentials).err()?, edge)));
             let is_replaced = |(why, edge): &(TokenError, EdgeLink)| {
-                *why == TokenError::Joined && edge.link.instance.is_some()
+                matches!(why, TokenError::Joined | TokenError::PodTokenEnded) && edge.link.instance.is_some()
             };
             let (replaced, revoked): (Vec<_>, Vec<_>) = revoked.partition(is_replaced);
             // Before the sessions are reset, so that no new one takes their place.
@@ -368,7 +395,7 @@ impl EdgeAuthenticator {
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
-                "links ended: token revoked, Node deleted or edge label removed"
+                "links ended: token revoked, pod or Node deleted or edge label removed"
             );
             let close = |(why, edge): (TokenError, EdgeLink)| {
                 (edge.link, revocation(&why, &edge.credentials.hello.node))
@@ -408,10 +435,19 @@ pub(crate) async fn close_links(revoked: Vec<(Arc<Link>, String)>, table: Arc<Se
 /// Returns the reason for the sessions of an edge whose credentials were revoked.
 fn revocation(why: &TokenError, node: &NodeName) -> String {
     match why {
-        TokenError::NoNode(_) => format!("Node {node} was deleted"),
+        TokenError::NoNode(..) => format!("Node {node} was deleted"),
+        TokenError::NoPod(_) => format!("the pod of the edge of node {node} was deleted"),
         TokenError::NoEdge(_) => format!("Node {node} has no edge label"),
         TokenError::Blocked(_) => format!("node {node} was blocked"),
         _ => format!("the token of node {node} was revoked"),
+    }
+}
+
+/// Returns whether a caller's proof is wrong, or whether that is not known.
+fn known(why: TokenError) -> GuessError<TokenError> {
+    match why {
+        TokenError::NodesUnknown(_) => GuessError::Unknown(why),
+        why => GuessError::Wrong(why),
     }
 }
 
@@ -441,6 +477,8 @@ const REFUSAL_LIMITS: PermitLimits =
     PermitLimits { permits: MAX_HANDSHAKES, per_source: 4, waiting: 0, idle_timeout: None };
 /// Maximum number of nodes in a log line about tokens.
 const MAX_NODES_LOGGED: usize = 20;
+/// Interval of checks for tokens of pods that have ended.
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum time for resets to be sent, and the interval between checks.
 const MAX_RESET_FLUSH: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -449,7 +487,10 @@ const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use futures_util::future::BoxFuture;
     use tokio::task::yield_now;
+    use tunnel_base::addresses::cluster_state::KnownEdgePods;
     use tunnel_base::metrics::Metrics;
     use tunnel_link::table::SessionLimits;
     use tunnel_proto::frame::Remote;
@@ -471,11 +512,57 @@ mod tests {
             instance: None,
             purpose: LinkPurpose::Primary,
         };
-        EdgeCredentials { hello, certificate_node: certificate.map(node) }
+        EdgeCredentials { hello, certificate_node: certificate.map(node), pod: None }
     }
 
     fn edge_links(tokens: &str, nodes: Option<watch::Receiver<KnownNodes>>) -> Arc<EdgeAuthenticator> {
-        EdgeAuthenticator::new(ReloadedValue::fixed(NodeTokens::parse(tokens)), Arc::default(), nodes, true)
+        edge_links_with(tokens, nodes, None)
+    }
+
+    fn edge_links_with(
+        tokens: &str,
+        nodes: Option<watch::Receiver<KnownNodes>>,
+        pods: Option<Arc<dyn PodTokenReviewer>>,
+    ) -> Arc<EdgeAuthenticator> {
+        let tokens = ReloadedValue::fixed(NodeTokens::parse(tokens));
+        EdgeAuthenticator::new(tokens, Arc::default(), nodes, true, pods)
+    }
+
+    /// Takes `pod NODE` as the token of a pod on that node, unless it has to fail. Counts reviews.
+    #[derive(Debug, Default)]
+    struct FakeReviewer {
+        review: Mutex<Option<TokenError>>,
+        recheck: Mutex<Option<TokenError>>,
+        reviews: Mutex<usize>,
+        pods: watch::Sender<KnownEdgePods>,
+    }
+
+    impl FakeReviewer {
+        /// From now on proofs are no longer valid, for this reason.
+        fn end(&self, why: TokenError) {
+            *self.recheck.lock() = Some(why);
+            self.pods.send_replace(None);
+        }
+    }
+
+    impl PodTokenReviewer for FakeReviewer {
+        fn recognizes(&self, token: &str) -> bool {
+            token.starts_with("pod ")
+        }
+
+        fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<PodProof, TokenError>> {
+            *self.reviews.lock() += 1;
+            let proof = PodProof { node: node(&token[4..]), pod: "a".into(), uid: "u".into(), ends: 0 };
+            std::future::ready(self.review.lock().clone().map_or(Ok(proof), Err)).boxed()
+        }
+
+        fn recheck(&self, _: &PodProof) -> Result<(), TokenError> {
+            self.recheck.lock().clone().map_or(Ok(()), Err)
+        }
+
+        fn pods(&self) -> watch::Receiver<KnownEdgePods> {
+            self.pods.subscribe()
+        }
     }
 
     /// Returns these Nodes, each with whether it has the edge label.
@@ -529,7 +616,7 @@ mod tests {
         // kube-apiserver has not answered since the start: edges with a certificate wait, and tokens alone are valid.
         for token in ["right", "wrong"] {
             assert!(
-                matches!(authenticate_as(token, Some("node1")), Err(TokenError::NodesUnknown)),
+                matches!(authenticate_as(token, Some("node1")), Err(TokenError::NodesUnknown(_))),
                 "{token}"
             );
         }
@@ -542,8 +629,88 @@ mod tests {
                 && authenticate_as("right", Some("node2")).is_ok()
         );
         nodes.send_replace(known([("node2", true)]));
-        assert!(matches!(authenticate_as("right", Some("node1")), Err(TokenError::NoNode(_))));
+        assert!(matches!(authenticate_as("right", Some("node1")), Err(TokenError::NoNode(..))));
         assert!(authenticate_as("right", None).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_token_of_a_pod_proves_its_node_and_wrong_ones_are_guesses() {
+        let (nodes, pods) = (watch::Sender::new(None), Arc::new(FakeReviewer::default()));
+        let links = edge_links_with("node9:\nnode1:right\n", Some(nodes.subscribe()), Some(pods.clone()));
+        let from: IpAddr = [10, 0, 0, 1].into();
+        let call = async |name: &str, token: &str| {
+            let mut credentials = credentials(token, None);
+            credentials.hello.node = node(name);
+            let judged = links.authenticate_caller(&mut credentials, from).await;
+            judged.map(|()| credentials)
+        };
+        let unknown = call("node1", "pod node1").await;
+        assert!(matches!(unknown, Err(GuessError::Unknown(TokenError::NodesUnknown(_)))), "{unknown:?}");
+        nodes.send_replace(known([("node1", true), ("cp1", false)]));
+        let linked = call("Node1", "pod node1").await.unwrap();
+        assert!(linked.pod.is_some_and(|pod| pod.node == node("node1")) && linked.hello.token.is_empty());
+        assert!(call("node1", "right").await.is_ok(), "other tokens are valid as before");
+        let gone = call("node2", "pod node2").await;
+        assert!(matches!(gone, Err(GuessError::Wrong(TokenError::NoNode(..)))), "{gone:?}");
+
+        let reviews = *pods.reviews.lock();
+        for (name, expected) in
+            [("cp1", TokenError::NoEdge(node("cp1"))), ("node9", TokenError::Blocked(node("node9")))]
+        {
+            let refused = call(name, &format!("pod {name}")).await;
+            assert_eq!(refused.err(), Some(GuessError::Wrong(expected)));
+        }
+        assert_eq!(*pods.reviews.lock(), reviews, "kube-apiserver is not asked");
+
+        *pods.review.lock() = Some(TokenError::PodTokenUnchecked("away".into()));
+        for _ in 0..20 {
+            assert!(matches!(call("node1", "pod node1").await, Err(GuessError::Unknown(_))));
+        }
+        *pods.review.lock() = None;
+        for _ in 0..MAX_WRONG_TOKENS {
+            let stolen = call("node1", "pod node2").await;
+            assert!(matches!(stolen, Err(GuessError::Wrong(TokenError::PodToken(_)))), "{stolen:?}");
+        }
+        let reviews = *pods.reviews.lock();
+        assert_eq!(call("node1", "pod node1").await.err(), Some(GuessError::TooMany));
+        assert_eq!(*pods.reviews.lock(), reviews);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deleted_pod_ends_its_links_with_the_reason_and_a_token_that_has_ended_only_closes_them() {
+        for (why, is_reset) in [(TokenError::NoPod(node("node1")), true), (TokenError::PodTokenEnded, false)]
+        {
+            let (metrics, drain) = (Metrics::server("", ""), Drain::new());
+            let windows = WindowLimits { start: 1000, max: 1000 };
+            let limits =
+                SessionLimits { windows, memory: 1 << 20, sessions: 1, resume_timeout: Duration::ZERO };
+            let table = SessionTable::new(Instance::random(), limits, metrics.clone());
+            let (nodes, pods) =
+                (watch::Sender::new(known([("node1", true)])), Arc::new(FakeReviewer::default()));
+            let links = edge_links_with("", Some(nodes.subscribe()), Some(pods.clone()));
+            let watching = links.clone().watch_revocations(Registry::new(metrics), table, drain.clone());
+            drain.spawn(info_span!("tokens"), watching);
+            let link = Link::new(LinkId(1), Remote::Edge(node("node1")), Some(Instance::random()));
+            let mut credentials = credentials("pod node1", None);
+            links.authenticate_caller(&mut credentials, [10, 0, 0, 1].into()).await.unwrap();
+            links.track(&link, &credentials);
+            sleep(3 * TOKEN_CHECK_INTERVAL).await;
+            assert!(links.is_valid(&link) && !link.is_closed());
+            let started = Instant::now();
+            if is_reset {
+                pods.end(why);
+            } else {
+                // Time alone ends a token: nothing changes.
+                *pods.recheck.lock() = Some(why);
+            }
+            while !link.is_closed() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            assert!(!links.is_valid(&link));
+            assert!(started.elapsed() <= TOKEN_CHECK_INTERVAL, "{:?}", started.elapsed());
+            assert_eq!(started.elapsed() >= MIN_RESET_FLUSH && started.elapsed() < MAX_RESET_FLUSH, is_reset);
+            drain.finish(Duration::from_secs(3), std::future::pending()).await;
+        }
     }
 
     /// Time stands still, so the first link is not closed yet.

@@ -90,8 +90,8 @@ async fn admit_call(call: Box<LinkCall>, shared: Arc<ServerContext>) {
 async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerContext>) {
     let certificate_node =
         if let CallerCertificate::Edge(node) = &call.certificate { node.clone() } else { None };
-    let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
-    if let Err(denial) = Box::pin(check_edge(&credentials, call.from, &shared)).await {
+    let mut credentials = EdgeCredentials { hello: hello.clone(), certificate_node, pod: None };
+    if let Err(denial) = Box::pin(check_edge(&mut credentials, call.from, &shared)).await {
         return Box::pin(denial.send(call, &shared)).await;
     }
     let from = call.from;
@@ -165,16 +165,16 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
 
 /// Checks whether an edge may link.
 async fn check_edge(
-    credentials: &EdgeCredentials,
+    credentials: &mut EdgeCredentials,
     from: SocketAddr,
     shared: &Arc<ServerContext>,
 ) -> Result<(), LinkDenial> {
-    let EdgeHello { node, instance, .. } = &credentials.hello;
     let registry = &shared.registry;
     if let Err(why) = shared.edge_links.authenticate_caller(credentials, from.ip()).await {
-        registry.refused(node, &why.to_string());
+        registry.refused(&credentials.hello.node, &why.to_string());
         return Err(LinkDenial::token(&why));
     }
+    let EdgeHello { node, instance, .. } = &credentials.hello;
     if shared.stopping.is_cancelled() {
         return Err(LinkDenial::new("stopping", CallRejection::Stopping));
     }

@@ -7,6 +7,7 @@ pub mod csr;
 pub mod endpoint_watch;
 pub mod node_watch;
 mod partial;
+pub mod pod_tokens;
 pub mod reconcile;
 pub mod secret;
 mod watcher;

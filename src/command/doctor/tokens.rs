@@ -29,7 +29,8 @@ pub(super) async fn check_tokens(
         let hint = "check store and its keys in [server.invitations]";
         Finding::error("token", why, "the store of invitations", hint)
     })?;
-    let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
+    let by_cluster =
+        settings.service_account.is_some() || settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
     let file = &settings.links.token_file;
     let Ok(text) = files::read_text(file) else { return Ok(()) };
     let tokens = NodeTokens::parse(&text);
@@ -42,7 +43,7 @@ pub(super) async fn check_tokens(
     if tokens.has_default() {
         let hint = "anyone with the shared token can use any name; give each node its own line";
         found.add_warning("token", format!("{own}; all others share one token"), hint);
-    } else if tokens.is_empty() && joined.is_none() && !certificates {
+    } else if tokens.is_empty() && joined.is_none() && !by_cluster {
         let hint =
             "add a line NODE:TOKEN for each node, or set store in [server.invitations] and invite them";
         found.add_warning("token", format!("{own}, so every edge is refused"), hint);
@@ -52,7 +53,7 @@ pub(super) async fn check_tokens(
     for (line, error) in tokens.errors() {
         found.add_warning("token", format!("{}, line {line}: {error}", file.display()), "");
     }
-    if !tokens.has_default() && !certificates {
+    if !tokens.has_default() && !by_cluster {
         let joined = joined.unwrap_or_default();
         let has_joined = |node: &NodeName| joined.contains(&node.as_str().to_ascii_lowercase());
         let is_known =

@@ -29,6 +29,18 @@ pub struct ClusterState {
 /// Names of all Nodes, each with whether it has an edge label; `None` until they are known.
 pub type KnownNodes = Option<BTreeMap<String, bool>>;
 
+/// Pods of edges by name; `None` until they are known.
+pub type KnownEdgePods = Option<BTreeMap<String, EdgePod>>;
+
+/// A pod in which an edge runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EdgePod {
+    /// Distinguishes it from earlier and later pods of its name.
+    pub uid: String,
+    /// The Node that it was assigned to.
+    pub node: Option<String>,
+}
+
 /// Endpoints of a Service; `None` until they are known.
 pub type ServiceEndpoints = Option<Endpoints>;
 

@@ -62,9 +62,9 @@ pub enum TokenError {
          even with a certificate; give it a token, or remove the line"
     )]
     Blocked(NodeName),
-    /// The client certificate is valid, but its Node does not exist.
-    #[error("the client certificate is for Node {0}, which does not exist in the cluster")]
-    NoNode(NodeName),
+    /// The client certificate or the pod's token is valid, but its Node does not exist.
+    #[error("{1} is for Node {0}, which does not exist in the cluster")]
+    NoNode(NodeName, &'static str),
     /// The Node has no edge label. A control-plane Node has no edge: a link with its name would take its traffic.
     #[error(
         "Node {0} has no edge label; to allow an edge there: kubectl label node {name} superedge.io/node-edge=enable (with \
@@ -72,9 +72,34 @@ pub enum TokenError {
         name = .0.as_str().to_ascii_lowercase()
     )]
     NoEdge(NodeName),
-    /// The client certificate is valid, but the Nodes of the cluster are not known yet.
-    #[error("client certificate cannot be checked: Node list not loaded yet")]
-    NodesUnknown,
+    /// The client certificate or the pod's token is valid, but the Nodes of the cluster are not known yet.
+    #[error("{0} cannot be checked: Node list not loaded yet")]
+    NodesUnknown(&'static str),
+    /// The token of a pod does not prove the node.
+    #[error("the ServiceAccount token is refused: {0}")]
+    PodToken(String),
+    /// The token of a pod can be neither accepted nor refused now.
+    #[error("the ServiceAccount token cannot be checked: {0}")]
+    PodTokenUnchecked(String),
+    /// The token that proved the node has ended.
+    #[error("the ServiceAccount token has ended; the kubelet renews it while it reaches kube-apiserver")]
+    PodTokenEnded,
+    /// The pod whose token proved the node was deleted.
+    #[error("the pod of the edge of {0} was deleted")]
+    NoPod(NodeName),
+}
+
+/// What the ServiceAccount token of an edge's pod has proved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodProof {
+    /// The node on which the pod runs.
+    pub node: NodeName,
+    /// The pod's name.
+    pub pod: String,
+    /// Distinguishes it from other pods of that name.
+    pub uid: String,
+    /// When the token ends, in seconds since 1970.
+    pub ends: u64,
 }
 
 impl NodeTokens {

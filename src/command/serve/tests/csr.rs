@@ -104,6 +104,19 @@ fn edge_certificates_are_enabled_at_the_edge_and_trusted_at_the_server() {
 }
 
 #[test]
+fn tokens_of_a_service_account_are_accepted_only_if_it_is_named_and_there_is_a_cluster() {
+    let named = "[server.service_account]\nname = \"tunnel-edge\"\n";
+    let errors_found = errors(named);
+    assert!(errors_found[0].contains("server.service_account.name"), "{errors_found:?}");
+    let env = Environment { kubeconfig: Some("/k".into()), pod_namespace: Some("n".into()), ..node1() };
+    let read = |text: &str| ServerConfig::read(text, &env).unwrap().0.service_account;
+    let account = read(named).unwrap();
+    assert_eq!((account.audience.as_str(), account.outage), ("tunnel.cloud.io", true));
+    assert_eq!(account.cluster.namespace.as_deref(), Some("n"));
+    assert_eq!(read("[server.service_account]\naudience = \"a\"\n"), None);
+}
+
+#[test]
 fn an_edge_with_a_certificate_needs_no_token() {
     let tokenless = LEAST.replace("token = \"t0ken\"\n", "");
     assert_ne!(tokenless, LEAST);

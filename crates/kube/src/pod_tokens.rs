@@ -1,0 +1,428 @@
+//! Edges prove their node by the token of their pod's ServiceAccount, which kube-apiserver reviews.
+
+pub mod jwt;
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use http::Request;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ObjectMeta, PostParams};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Resource};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info};
+
+use crate::cluster::{Cluster, ClusterError};
+use crate::partial::part_of;
+use crate::pod_tokens::jwt::{BoundPod, Claims, KeySet};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods};
+use tunnel_base::drain::Drain;
+use tunnel_base::logging::AUDIT;
+use tunnel_base::policy::tokens::{PodProof, TokenError};
+use tunnel_proto::printable::printable;
+
+/// Which tokens are accepted.
+#[derive(Debug)]
+pub struct PodTokenSettings {
+    /// The cluster, with the namespace of the edges' pods.
+    pub cluster: Cluster,
+    /// Name of their ServiceAccount.
+    pub account: String,
+    /// Audience that the tokens must have.
+    pub audience: String,
+    /// Whether pods that are known may link, and links outlive their tokens, while kube-apiserver is away.
+    pub outage: bool,
+}
+
+/// Judges the tokens of edges' pods, and follows the pods.
+pub struct PodTokens {
+    settings: PodTokenSettings,
+    /// The client for reviews, with the name of the ServiceAccount as a user.
+    client: Mutex<Option<(Client, String)>>,
+    pods: watch::Sender<KnownEdgePods>,
+    /// The keys of kube-apiserver, and its name as an issuer.
+    keys: Mutex<Option<(String, KeySet)>>,
+    /// What was answered about each token, by its hash. An answer that is awaited is locked.
+    answers: Mutex<HashMap<[u8; 32], AnswerSlot>>,
+    reviews: Semaphore,
+    outage: Mutex<Outage>,
+    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+}
+
+/// When kube-apiserver did not answer.
+#[derive(Debug, Default)]
+struct Outage {
+    /// Since when the pods are not watched.
+    since: Option<Instant>,
+    /// The last time.
+    last: Option<Instant>,
+    /// The pods whose links have outlived their tokens, each of which is audited once.
+    outlived: BTreeSet<String>,
+}
+
+type AnswerSlot = Arc<AsyncMutex<Option<ReviewAnswer>>>;
+
+/// The answer to a review: the pod with its Node if kube-apiserver names that, or the reason for a refusal.
+#[derive(Debug, Clone)]
+struct ReviewAnswer {
+    until: Instant,
+    pod: Result<Option<String>, String>,
+}
+
+/// The fields that are read of a pod.
+#[derive(Debug, Clone, Deserialize)]
+struct PartialPod {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: PartialPodSpec,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PartialPodSpec {
+    node_name: Option<String>,
+}
+
+part_of!(PartialPod, Pod);
+
+/// The part of kube-apiserver's description of itself that is read.
+#[derive(Deserialize)]
+struct Discovery {
+    issuer: String,
+}
+
+impl PodTokens {
+    /// Creates it; sends no request. Calls `report` when the watch of pods works or fails; it must not block.
+    pub fn new(
+        settings: PodTokenSettings,
+        report: impl Fn(Result<(), String>) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            client: Mutex::default(),
+            pods: watch::Sender::new(None),
+            keys: Mutex::default(),
+            answers: Mutex::default(),
+            reviews: Semaphore::new(MAX_REVIEWS),
+            outage: Mutex::default(),
+            report: Box::new(report),
+        })
+    }
+
+    /// Returns a receiver of the known pods.
+    pub fn pods(&self) -> watch::Receiver<KnownEdgePods> {
+        self.pods.subscribe()
+    }
+
+    /// Follows the pods and the keys until draining starts.
+    pub async fn follow(self: Arc<Self>, drain: Drain) {
+        let of_account = format!("spec.serviceAccountName={}", self.settings.account);
+        let pods = ObjectWatcher {
+            cluster: &self.settings.cluster,
+            what: "pods of edges",
+            which: watcher::Config::default().fields(&of_account),
+        };
+        let pods = Box::pin(pods.run(Api::namespaced, (&*self, WatchedObjects::default())));
+        drain.run_until(async { tokio::join!(pods, self.follow_keys()) }).await;
+    }
+
+    /// Returns what a token proves. Waits for the answer of kube-apiserver, unless there is one from before.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TokenError::PodToken`] if it proves nothing, [`TokenError::PodTokenUnchecked`] if that is not known now.
+    pub async fn review(&self, token: &str) -> Result<PodProof, TokenError> {
+        let (client, subject) = self.connected().await.map_err(|cause| unchecked(&cause))?;
+        let checked = Claims::check(token, &subject, &self.settings.audience, now());
+        let (claims, bound) = checked.map_err(TokenError::PodToken)?;
+        let slot = self.slot(token);
+        // Held during the review, so that no token is reviewed twice at once.
+        let mut known = slot.lock().await;
+        let answer = match &*known {
+            Some(answer) if answer.until > Instant::now() => answer.clone(),
+            _ => match self.ask(client, token, &subject, &bound).await {
+                Ok(pod) => {
+                    let keep = if pod.is_ok() { KEEP_YES } else { KEEP_NO };
+                    let rest = Duration::from_secs(claims.exp.saturating_sub(now()));
+                    known.insert(ReviewAnswer { until: Instant::now() + keep.min(rest), pod }).clone()
+                }
+                Err(cause @ (ClusterError::Silent | ClusterError::Failed(_))) => {
+                    return self.check_alone(token, &claims, &bound, &cause);
+                }
+                Err(cause) => return Err(unchecked(&cause.needing("create on tokenreviews"))),
+            },
+        };
+        drop(known);
+        let node = answer.pod.map_err(TokenError::PodToken)?;
+        // The pod may be so new that the watch does not have it yet.
+        let mut pods = self.pods();
+        let is_known = pods.wait_for(|pods| find(pods, &bound).is_some());
+        if timeout(POD_TIMEOUT, is_known).await.is_err() {
+            let why = format!("the watch does not have its pod {}", bound.name);
+            let is_followed = self.pods.borrow().is_some() && self.outage.lock().since.is_none();
+            return Err(if is_followed { TokenError::PodToken } else { TokenError::PodTokenUnchecked }(why));
+        }
+        self.proof(&claims, bound, node)
+    }
+
+    /// Checks whether a proof is still valid: its pod exists, and its token has not ended, or kube-apiserver, which would
+    /// renew it, is away.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why it is not.
+    pub fn recheck(&self, proof: &PodProof) -> Result<(), TokenError> {
+        let PodProof { node, pod, uid, ends } = proof;
+        let bound = BoundPod { name: pod.clone(), uid: uid.clone() };
+        let pods = self.pods.borrow();
+        if pods.is_some() && find(&pods, &bound).is_none() {
+            return Err(TokenError::NoPod(node.clone()));
+        }
+        let over = now().saturating_sub(*ends);
+        let mut outage = self.outage.lock();
+        // The kubelet also needs a while to renew tokens after an outage.
+        let is_away = outage.last.is_some_and(|last| last.elapsed() < AFTER_OUTAGE);
+        if over == 0 {
+            Ok(())
+        } else if self.settings.outage && is_away && over < MAX_OUTAGE.as_secs() {
+            if outage.outlived.insert(uid.clone()) {
+                info!(target: AUDIT, %node, pod, "link outlives its ServiceAccount token: kube-apiserver is away");
+            }
+            Ok(())
+        } else {
+            Err(TokenError::PodTokenEnded)
+        }
+    }
+
+    /// Asks kube-apiserver whose token it is. Returns the Node of the pod if it names that, or why the token is refused.
+    async fn ask(
+        &self,
+        client: Client,
+        token: &str,
+        subject: &str,
+        bound: &BoundPod,
+    ) -> Result<Result<Option<String>, String>, ClusterError> {
+        let Ok(_permit) = self.reviews.acquire().await else { return Err(ClusterError::Silent) };
+        // So that a thousand edges do not each wait for a kube-apiserver that does not answer.
+        if self.outage.lock().last.is_some_and(|last| last.elapsed() < NO_REVIEW) {
+            return Err(ClusterError::Silent);
+        }
+        let audiences = Some(vec![self.settings.audience.clone()]);
+        let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let api: Api<TokenReview> = Api::all(client);
+        let answered = timeout(REVIEW_TIMEOUT, api.create(&PostParams::default(), &review)).await;
+        match answered.map_err(|_| ClusterError::Silent).and_then(|answer| Ok(answer?)) {
+            Ok(answer) => {
+                let status = answer.status.unwrap_or_default();
+                Ok(reviewed(status, subject, &self.settings.audience, bound))
+            }
+            Err(cause) => {
+                // The next review reads the files again: the credential may have expired.
+                *self.client.lock() = None;
+                if matches!(cause, ClusterError::Silent | ClusterError::Failed(_)) {
+                    self.outage.lock().last = Some(Instant::now());
+                }
+                Err(cause)
+            }
+        }
+    }
+
+    /// Checks a token while kube-apiserver is away: a pod that is known from before may come back.
+    fn check_alone(
+        &self,
+        token: &str,
+        claims: &Claims,
+        bound: &BoundPod,
+        cause: &ClusterError,
+    ) -> Result<PodProof, TokenError> {
+        let unknown = |why| Err(TokenError::PodTokenUnchecked(format!("{cause}; {why}")));
+        if !self.settings.outage {
+            return unknown("outage = false in [server.service_account]");
+        }
+        let keys = self.keys.lock();
+        let Some((issuer, keys)) = &*keys else { return unknown("its keys are not known yet") };
+        if claims.iss != *issuer || !keys.has_signed(token) {
+            return Err(TokenError::PodToken("no key of kube-apiserver has signed it".to_owned()));
+        }
+        if self.outage.lock().since.is_some_and(|since| since.elapsed() > MAX_OUTAGE) {
+            return unknown("no pod is admitted after more than a day without it");
+        }
+        if find(&self.pods.borrow(), bound).is_none() {
+            return unknown("only pods that were known before may link until it is back");
+        }
+        let proof = self.proof(claims, bound.clone(), None)?;
+        info!(target: AUDIT, node = %proof.node, pod = proof.pod, error = %cause, "pod admitted by the published keys: kube-apiserver is away");
+        Ok(proof)
+    }
+
+    /// Returns the proof of a pod that is known, on this node or on the one that it was assigned to.
+    fn proof(&self, claims: &Claims, bound: BoundPod, node: Option<String>) -> Result<PodProof, TokenError> {
+        let node = node.or_else(|| find(&self.pods.borrow(), &bound)?.node.clone());
+        let node = node.as_deref().and_then(|node| node.parse().ok());
+        let node = node.ok_or_else(|| TokenError::PodToken(format!("pod {} has no Node", bound.name)))?;
+        Ok(PodProof { node, pod: bound.name, uid: bound.uid, ends: claims.exp })
+    }
+
+    /// Returns the place of the answer about a token.
+    fn slot(&self, token: &str) -> AnswerSlot {
+        let hash = digest(&SHA256, token.as_bytes()).as_ref().first_chunk().copied().unwrap_or_default();
+        let mut answers = self.answers.lock();
+        if answers.len() >= MAX_ANSWERS && !answers.contains_key(&hash) {
+            answers.clear();
+        }
+        answers.entry(hash).or_default().clone()
+    }
+
+    /// Returns a client, and the user that the ServiceAccount is. Sends no request.
+    async fn connected(&self) -> Result<(Client, String), ClusterError> {
+        if let Some(known) = &*self.client.lock() {
+            return Ok(known.clone());
+        }
+        let (client, namespace) = self.settings.cluster.connect().await?;
+        let made = (client, format!("system:serviceaccount:{namespace}:{}", self.settings.account));
+        Ok(self.client.lock().insert(made).clone())
+    }
+
+    /// Keeps the keys up to date, which are needed when nobody can be asked for them.
+    async fn follow_keys(&self) {
+        if !self.settings.outage {
+            return;
+        }
+        loop {
+            let fetched = timeout(REVIEW_TIMEOUT, self.fetch_keys()).await;
+            let again = match fetched.map_err(|_| ClusterError::Silent).flatten() {
+                Ok(keys) => {
+                    *self.keys.lock() = Some(keys);
+                    KEYS_INTERVAL
+                }
+                Err(error) => {
+                    debug!(%error, "keys of ServiceAccount tokens not read");
+                    KEYS_RETRY
+                }
+            };
+            sleep(again).await;
+        }
+    }
+
+    async fn fetch_keys(&self) -> Result<(String, KeySet), ClusterError> {
+        let (client, _) = self.connected().await?;
+        let get = |path: &str| Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError);
+        let Discovery { issuer } = client.request(get("/.well-known/openid-configuration")?).await?;
+        Ok((issuer, client.request(get("/openid/v1/jwks")?).await?))
+    }
+}
+
+/// Publishes the pods, and notes when they cannot be watched.
+impl WatchHandler<PartialPod> for (&PodTokens, WatchedObjects<EdgePod>) {
+    fn on_event(&mut self, event: Event<PartialPod>) -> bool {
+        let (tokens, pods) = self;
+        if matches!(event, Event::InitDone) {
+            tokens.outage.lock().since = None;
+            (tokens.report)(Ok(()));
+        }
+        let pod = |pod: &PartialPod| EdgePod {
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            node: pod.spec.node_name.clone(),
+        };
+        if pods.take(event, pod) {
+            publish(&tokens.pods, pods.known().cloned());
+        }
+        pods.are_followed()
+    }
+
+    fn on_watch_failed(&mut self, cause: &ClusterError) {
+        let (tokens, _) = self;
+        if matches!(cause, ClusterError::Silent | ClusterError::Failed(_)) {
+            let mut outage = tokens.outage.lock();
+            let now = Instant::now();
+            outage.last = Some(now);
+            if outage.since.is_none() {
+                outage.since = Some(now);
+                outage.outlived.clear();
+            }
+        }
+        (tokens.report)(Err(cause.to_string()));
+    }
+}
+
+impl fmt::Debug for PodTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PodTokens").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// Returns the Node that a review names, or why it does not confirm what the token claims.
+fn reviewed(
+    status: TokenReviewStatus,
+    subject: &str,
+    audience: &str,
+    bound: &BoundPod,
+) -> Result<Option<String>, String> {
+    let TokenReviewStatus { authenticated, audiences, error, user } = status;
+    if authenticated != Some(true) {
+        return Err(format!("kube-apiserver does not accept it: {}", printable(&error.unwrap_or_default())));
+    }
+    if !audiences.is_some_and(|all| all.iter().any(|one| one == audience)) {
+        return Err("kube-apiserver does not know its audience".to_owned());
+    }
+    let UserInfo { extra, username, .. } = user.unwrap_or_default();
+    if username.as_deref() != Some(subject) {
+        let other = printable(&username.unwrap_or_default());
+        return Err(format!("kube-apiserver says that it is for {other:?}"));
+    }
+    let extra = extra.unwrap_or_default();
+    let of_pod = |what| Some(extra.get(&format!("authentication.kubernetes.io/{what}"))?.first()?.clone());
+    if of_pod("pod-uid").as_ref() != Some(&bound.uid) || of_pod("pod-name").as_ref() != Some(&bound.name) {
+        return Err("kube-apiserver says that it is bound to another pod, or to none".to_owned());
+    }
+    Ok(of_pod("node-name"))
+}
+
+/// Returns the pod if it is known.
+fn find<'a>(pods: &'a KnownEdgePods, bound: &BoundPod) -> Option<&'a EdgePod> {
+    pods.as_ref()?.get(&bound.name).filter(|pod| pod.uid == bound.uid)
+}
+
+fn unchecked(cause: &ClusterError) -> TokenError {
+    TokenError::PodTokenUnchecked(cause.to_string())
+}
+
+/// Returns the seconds since 1970.
+fn now() -> u64 {
+    UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+}
+
+/// Time for which an answer is kept, at most until the token ends. A pod that is deleted is found by the watch.
+const KEEP_YES: Duration = Duration::from_secs(600);
+const KEEP_NO: Duration = Duration::from_secs(10);
+/// Maximum number of answers that are kept. Then all are forgotten: another review costs a few milliseconds.
+const MAX_ANSWERS: usize = 10_000;
+/// Maximum number of reviews at once.
+const MAX_REVIEWS: usize = 16;
+/// Timeout for a review, shorter than that of an edge for its answer.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without reviews after kube-apiserver did not answer.
+const NO_REVIEW: Duration = Duration::from_secs(5);
+/// Time for the watch to receive a new pod.
+const POD_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time without kube-apiserver for which known pods may link, and links outlive their tokens.
+const MAX_OUTAGE: Duration = Duration::from_secs(24 * 3600);
+/// Time after the last sign of an outage in which kubelets renew the tokens that ended meanwhile.
+const AFTER_OUTAGE: Duration = Duration::from_secs(300);
+/// Intervals of reading the keys: usually, and if that failed.
+const KEYS_INTERVAL: Duration = Duration::from_secs(600);
+const KEYS_RETRY: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests;

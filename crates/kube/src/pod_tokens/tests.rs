@@ -1,0 +1,362 @@
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::rsa::{KeySize, PublicKeyComponents};
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair,
+};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use http::Response;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::time::advance;
+
+use super::*;
+
+const SUBJECT: &str = "system:serviceaccount:edge-system:tunnel-edge";
+const AUDIENCE: &str = "tunnel.cloud.io";
+const ISSUER: &str = "https://kubernetes.default.svc";
+
+/// A kube-apiserver that reviews tokens: its answers, how many it gave, and whether it is up.
+#[derive(Clone)]
+struct Apiserver {
+    status: Arc<Mutex<Value>>,
+    asked: Arc<AtomicUsize>,
+    is_up: Arc<Mutex<bool>>,
+}
+
+impl Apiserver {
+    fn new() -> Self {
+        let status = Arc::new(Mutex::new(accepted()));
+        Self { status, asked: Arc::default(), is_up: Arc::new(Mutex::new(true)) }
+    }
+
+    fn client(&self) -> Client {
+        let this = self.clone();
+        let answer = move |request: Request<Body>| {
+            let this = this.clone();
+            async move {
+                assert_eq!(request.uri().path(), "/apis/authentication.k8s.io/v1/tokenreviews");
+                this.asked.fetch_add(1, Relaxed);
+                tokio::task::yield_now().await;
+                if !*this.is_up.lock() {
+                    std::future::pending::<()>().await;
+                }
+                let review = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1",
+                    "metadata": {}, "spec": {}, "status": *this.status.lock()});
+                let response =
+                    Response::builder().status(201).body(Body::from(review.to_string().into_bytes()));
+                Ok::<_, Infallible>(response.unwrap())
+            }
+        };
+        Client::new(tower::service_fn(answer), "edge-system")
+    }
+
+    /// Returns what reviews tokens here, and knows pod `edge-a` on Node `shop-1`.
+    fn tokens(&self, outage: bool) -> Arc<PodTokens> {
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let (account, audience) = ("tunnel-edge".to_owned(), AUDIENCE.to_owned());
+        let tokens = PodTokens::new(PodTokenSettings { cluster, account, audience, outage }, drop);
+        self.connect(&tokens);
+        tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u1"))].into()));
+        tokens
+    }
+
+    /// A failed review forgets the client.
+    fn connect(&self, tokens: &PodTokens) {
+        *tokens.client.lock() = Some((self.client(), SUBJECT.to_owned()));
+    }
+}
+
+fn pod(uid: &str) -> EdgePod {
+    EdgePod { uid: uid.to_owned(), node: Some("shop-1".to_owned()) }
+}
+
+/// The status of a review as kube-apiserver 1.36 gives it.
+fn accepted() -> Value {
+    json!({"authenticated": true, "audiences": [AUDIENCE], "user": {"username": SUBJECT, "extra": {
+        "authentication.kubernetes.io/node-name": ["shop-1"],
+        "authentication.kubernetes.io/pod-name": ["edge-a"],
+        "authentication.kubernetes.io/pod-uid": ["u1"],
+    }}})
+}
+
+fn claims() -> Value {
+    let now = now();
+    json!({"aud": [AUDIENCE], "exp": now + 3600, "nbf": now - 10, "iat": now - 10, "iss": ISSUER, "sub": SUBJECT,
+        "kubernetes.io": {"namespace": "edge-system", "pod": {"name": "edge-a", "uid": "u1"}}})
+}
+
+fn with(key: &str, value: Value) -> Value {
+    let mut claims = claims();
+    claims[key] = value;
+    claims
+}
+
+fn encoded(part: impl AsRef<[u8]>) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(part)
+}
+
+/// Returns a token that `sign` has signed.
+fn token_by(head: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> String {
+    let signed = format!("{}.{}", encoded(head.to_string()), encoded(claims.to_string()));
+    let signature = encoded(sign(signed.as_bytes()));
+    format!("{signed}.{signature}")
+}
+
+fn token(claims: &Value) -> String {
+    token_by(&json!({"alg": "RS256", "kid": "k"}), claims, |_| b"unknown".to_vec())
+}
+
+async fn refusal(tokens: &PodTokens, token: &str) -> String {
+    match tokens.review(token).await {
+        Err(TokenError::PodToken(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn unchecked_reason(tokens: &PodTokens, token: &str) -> String {
+    match tokens.review(token).await {
+        Err(TokenError::PodTokenUnchecked(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_claims_something_else_is_refused_without_a_review() {
+    let apiserver = Apiserver::new();
+    let tokens = apiserver.tokens(true);
+    let others = [
+        (with("aud", json!(["other.example.org"])), "its audience is \"other.example.org\""),
+        (with("aud", json!([])), "its audience is"),
+        (with("sub", json!("system:serviceaccount:edge-system:other")), "edge-system:other\""),
+        (with("sub", json!("system:serviceaccount:other:tunnel-edge")), "other:tunnel-edge\""),
+        (with("sub", Value::from("a\n".repeat(500))), "it is for \"a a a "),
+        (with("exp", json!(now() - 100)), "it has ended"),
+        (with("nbf", json!(now() + 100)), "it is not valid yet"),
+        (with("exp", json!("soon")), "it is no token of a ServiceAccount"),
+        (with("kubernetes.io", json!({"namespace": "edge-system"})), "it is bound to no pod"),
+        (with("kubernetes.io", Value::from("x".repeat(9000))), "it is longer than 8192 bytes"),
+    ];
+    for (claims, expected) in others {
+        let why = refusal(&tokens, &token(&claims)).await;
+        assert!(why.contains(expected) && why.len() < 600, "{why}");
+    }
+    for text in ["eyJ..", "eyJhbGciOiJub25lIn0.bnVsbA.", "eyJ.eyJ.eyJ"] {
+        assert!(jwt::is_service_account_token(text));
+        assert_eq!(refusal(&tokens, text).await, "it is no token of a ServiceAccount");
+    }
+    assert_eq!(apiserver.asked.load(Relaxed), 0);
+    for other in ["", "eyJhbGciOiJub25lIn0", "0123456789abcdef0123456789abcdef", "a.b.c"] {
+        assert!(!jwt::is_service_account_token(other), "{other}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_review_must_confirm_audience_account_and_pod() {
+    let apiserver = Apiserver::new();
+    let extra = "/user/extra/authentication.kubernetes.io~1";
+    let changes = [
+        ("/authenticated", json!(false), "does not accept it"),
+        ("/audiences", json!(["other.example.org"]), "does not know its audience"),
+        ("/audiences", Value::Null, "does not know its audience"),
+        ("/user/username", json!("system:serviceaccount:edge-system:tunnel-edges"), "is for"),
+        (&format!("{extra}pod-uid"), json!(["u2"]), "bound to another pod"),
+        (&format!("{extra}pod-name"), json!(["edge-b"]), "bound to another pod"),
+        ("/user/extra", Value::Null, "bound to another pod, or to none"),
+    ];
+    for (at, value, expected) in changes {
+        let mut status = accepted();
+        *status.pointer_mut(at).unwrap() = value;
+        *apiserver.status.lock() = status;
+        let why = refusal(&apiserver.tokens(true), &token(&claims())).await;
+        assert!(why.contains(expected), "{at}: {why}");
+    }
+    *apiserver.status.lock() = json!({"authenticated": false, "error": "[invalid bearer token, service account token has been invalidated]"});
+    assert!(refusal(&apiserver.tokens(true), &token(&claims())).await.contains("has been invalidated"));
+
+    let mut old = accepted();
+    old["user"]["extra"].as_object_mut().unwrap().remove("authentication.kubernetes.io/node-name");
+    for status in [accepted(), old] {
+        *apiserver.status.lock() = status;
+        let proof = apiserver.tokens(true).review(&token(&claims())).await.unwrap();
+        assert_eq!((proof.node.as_str(), &*proof.pod, &*proof.uid), ("shop-1", "edge-a", "u1"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_pod_that_exists_with_the_same_uid_counts_also_one_that_the_watch_learns_of_later() {
+    let apiserver = Apiserver::new();
+    let tokens = apiserver.tokens(true);
+    tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u2"))].into()));
+    let mine = token(&claims());
+    assert_eq!(refusal(&tokens, &mine).await, "the watch does not have its pod edge-a");
+    tokens.outage.lock().since = Some(Instant::now());
+    assert!(unchecked_reason(&tokens, &mine).await.contains("edge-a"), "the watch may be behind");
+    tokens.pods.send_replace(None);
+    assert!(unchecked_reason(&tokens, &mine).await.contains("edge-a"), "the pods are not listed yet");
+    let later = async {
+        tokio::task::yield_now().await;
+        tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u1"))].into()));
+    };
+    let (reviewed, ()) = tokio::join!(tokens.review(&mine), later);
+    assert!(reviewed.is_ok(), "{reviewed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_reviewed_once_at_a_time_and_its_answer_is_kept_for_a_while() {
+    let apiserver = Apiserver::new();
+    let tokens = apiserver.tokens(true);
+    let asked = || apiserver.asked.load(Relaxed);
+    let mine = token(&claims());
+    let all = futures_util::future::join_all((0..50).map(|_| tokens.review(&mine))).await;
+    assert!(all.iter().all(Result::is_ok) && asked() == 1, "{}", asked());
+    advance(Duration::from_secs(599)).await;
+    assert!(tokens.review(&mine).await.is_ok() && asked() == 1);
+    advance(Duration::from_secs(2)).await;
+    assert!(tokens.review(&mine).await.is_ok() && asked() == 2);
+
+    let short = token(&with("exp", json!(now() + 30)));
+    tokens.review(&short).await.unwrap();
+    advance(Duration::from_secs(31)).await;
+    tokens.review(&short).await.unwrap();
+    assert_eq!(asked(), 4, "a yes is not kept beyond the token");
+
+    *apiserver.status.lock() = json!({"authenticated": false});
+    let wrong = token(&with("jti", json!("x")));
+    for (after, expected) in [(0, 5), (9, 5), (2, 6)] {
+        advance(Duration::from_secs(after)).await;
+        refusal(&tokens, &wrong).await;
+        assert_eq!(asked(), expected);
+    }
+}
+
+/// The name of a key, and what signs with it.
+type Signer = (&'static str, Box<dyn Fn(&[u8]) -> Vec<u8>>);
+
+/// Returns published keys, and for each a function that signs with it.
+fn published() -> (KeySet, [Signer; 2]) {
+    let rsa = RsaKeyPair::generate(KeySize::Rsa2048).unwrap();
+    let components = PublicKeyComponents::<Vec<u8>>::from(rsa.public_key());
+    let ec = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
+    let point = ec.public_key().as_ref().to_vec();
+    let keys = json!({"keys": [
+        {"kty": "RSA", "kid": "rsa", "use": "sig", "alg": "RS256", "n": encoded(&components.n), "e": encoded(&components.e)},
+        {"kty": "EC", "kid": "ec", "crv": "P-256", "x": encoded(&point[1..33]), "y": encoded(&point[33..])},
+        {"kty": "oct", "kid": "shared", "k": encoded("secret")},
+        {"kty": "RSA", "kid": "pss", "alg": "PS256", "n": encoded(&components.n), "e": encoded(&components.e)},
+    ]});
+    let by_rsa = move |text: &[u8]| {
+        let mut signature = vec![0; rsa.public_modulus_len()];
+        rsa.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), text, &mut signature).unwrap();
+        signature
+    };
+    let by_ec = move |text: &[u8]| ec.sign(&SystemRandom::new(), text).unwrap().as_ref().to_vec();
+    (serde_json::from_value(keys).unwrap(), [("rsa", Box::new(by_rsa)), ("ec", Box::new(by_ec))])
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_kube_apiserver_is_away_known_pods_return_by_its_keys_and_others_wait() {
+    let apiserver = Apiserver::new();
+    *apiserver.is_up.lock() = false;
+    let (keys, signers) = published();
+    let tokens = apiserver.tokens(true);
+    let [(_, by_rsa), _] = &signers;
+    let good = token_by(&json!({"alg": "RS256", "kid": "rsa"}), &claims(), by_rsa);
+    assert!(unchecked_reason(&tokens, &good).await.contains("keys are not known"));
+    *tokens.keys.lock() = Some((ISSUER.to_owned(), keys));
+    let asked = apiserver.asked.load(Relaxed);
+    for (kid, sign) in &signers {
+        apiserver.connect(&tokens);
+        // The algorithm that the token names has no effect.
+        let proof =
+            tokens.review(&token_by(&json!({"alg": "none", "kid": kid}), &claims(), sign)).await.unwrap();
+        assert_eq!(proof.node.as_str(), "shop-1", "{kid}");
+    }
+    assert_eq!(apiserver.asked.load(Relaxed), asked, "it is not asked again at once");
+
+    let head = |kid: &str| json!({"alg": "RS256", "kid": kid});
+    let by_ec = &signers[1].1;
+    for (what, forged) in [
+        ("another key", token_by(&head("rsa"), &claims(), by_ec)),
+        ("no signature", token_by(&json!({"alg": "none", "kid": "rsa"}), &claims(), |_| Vec::new())),
+        ("an unknown key", token_by(&head("old"), &claims(), by_rsa)),
+        (
+            "a key without a public part",
+            token_by(&json!({"alg": "HS256", "kid": "shared"}), &claims(), by_rsa),
+        ),
+        ("a key for another algorithm", token_by(&head("pss"), &claims(), by_rsa)),
+        ("no name of a key", token_by(&json!({"alg": "RS256"}), &claims(), by_rsa)),
+        ("another issuer", token_by(&head("rsa"), &with("iss", json!("https://other")), by_rsa)),
+    ] {
+        apiserver.connect(&tokens);
+        assert_eq!(refusal(&tokens, &forged).await, "no key of kube-apiserver has signed it", "{what}");
+    }
+    for (key, value, expected) in
+        [("aud", json!(["other"]), "its audience"), ("exp", json!(now() - 61), "it has ended")]
+    {
+        apiserver.connect(&tokens);
+        let signed = token_by(&head("rsa"), &with(key, value), by_rsa);
+        assert!(refusal(&tokens, &signed).await.contains(expected), "{key}");
+    }
+    apiserver.connect(&tokens);
+    let bound = json!({"pod": {"name": "edge-a", "uid": "u9"}});
+    let newer = token_by(&head("rsa"), &with("kubernetes.io", bound), by_rsa);
+    assert!(unchecked_reason(&tokens, &newer).await.contains("only pods that were known before"));
+
+    tokens.outage.lock().since = Some(Instant::now());
+    advance(Duration::from_secs(24 * 3600 + 1)).await;
+    apiserver.connect(&tokens);
+    assert!(unchecked_reason(&tokens, &good).await.contains("more than a day"));
+    let tokens = apiserver.tokens(false);
+    assert!(unchecked_reason(&tokens, &good).await.contains("outage = false"));
+    *apiserver.is_up.lock() = true;
+    apiserver.connect(&tokens);
+    advance(NO_REVIEW).await;
+    assert!(tokens.review(&good).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is_away() {
+    let proof = |ends: u64| PodProof {
+        node: "shop-1".parse().unwrap(),
+        pod: "edge-a".to_owned(),
+        uid: "u1".to_owned(),
+        ends,
+    };
+    let (valid, ended, long_ended) = (proof(now() + 9), proof(now() - 9), proof(now() - 24 * 3600 - 9));
+    let apiserver = Apiserver::new();
+    let tokens = apiserver.tokens(true);
+    assert_eq!(tokens.recheck(&valid), Ok(()));
+    assert_eq!(tokens.recheck(&ended), Err(TokenError::PodTokenEnded));
+    let cause = ClusterError::Silent;
+    let mut handler = (&*tokens, WatchedObjects::<EdgePod>::default());
+    handler.on_watch_failed(&ClusterError::Forbidden(String::new()));
+    assert_eq!(tokens.recheck(&ended), Err(TokenError::PodTokenEnded), "it answers");
+    handler.on_watch_failed(&cause);
+    assert_eq!(tokens.recheck(&ended), Ok(()));
+    assert_eq!(tokens.recheck(&long_ended), Err(TokenError::PodTokenEnded));
+    let strict = apiserver.tokens(false);
+    (&*strict, WatchedObjects::<EdgePod>::default()).on_watch_failed(&cause);
+    assert_eq!(strict.recheck(&ended), Err(TokenError::PodTokenEnded));
+
+    let listed = |uid: &str| -> PartialPod {
+        serde_json::from_value(
+            json!({"metadata": {"name": "edge-a", "uid": uid}, "spec": {"nodeName": "shop-1"}}),
+        )
+        .unwrap()
+    };
+    for event in [Event::Init, Event::InitApply(listed("u1")), Event::InitDone] {
+        handler.on_event(event);
+    }
+    assert_eq!(tokens.recheck(&ended), Ok(()), "the kubelet needs a moment to renew it");
+    advance(AFTER_OUTAGE).await;
+    assert_eq!(tokens.recheck(&ended), Err(TokenError::PodTokenEnded));
+    assert_eq!(tokens.recheck(&valid), Ok(()));
+    handler.on_event(Event::Apply(listed("u2")));
+    assert!(matches!(tokens.recheck(&valid), Err(TokenError::NoPod(_))), "another pod of its name");
+    handler.on_event(Event::Delete(listed("u2")));
+    assert!(matches!(tokens.recheck(&valid), Err(TokenError::NoPod(_))));
+}
