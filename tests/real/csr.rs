@@ -18,9 +18,8 @@ use serde_json::{Value, json};
 use tunnel_kube::csr::profile::Profile;
 use tunnel_net::pki::CertificateRequest;
 
-use crate::certificates::Files;
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
-use crate::parts::{are_installed, free_port, page};
+use crate::parts::{are_installed, free_port};
 use crate::process::{ProcessOutput, TIMEOUT, run_command};
 use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::{wait_for, wait_until};
@@ -261,117 +260,6 @@ fn only_the_owner_gets_a_certificate_and_foreign_requests_stay_untouched() {
 
 fn node(name: &str, labels: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
-}
-
-/// Returns a config file of `deploy/kustomize`, with files, ports and addresses replaced by those of a test.
-fn shipped(file: &str, replaced: &[(&str, &str)]) -> String {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize").join(file);
-    let text = std::fs::read_to_string(file).unwrap();
-    replaced.iter().fold(text, |text, (from, to)| {
-        assert!(text.contains(from), "{from}: {text}");
-        text.replace(from, to)
-    })
-}
-
-/// With the config of the manifests: the kubelet's credential suffices, and a shared token is not valid for a Node's
-/// name.
-#[test]
-fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
-    let Some(mut signer) = Signer::start("1h") else { return };
-    signer.apply("base");
-    signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
-    signer
-        .kubernetes
-        .apply_everywhere::<Node>(&node("cp1", &json!({"node-role.kubernetes.io/control-plane": ""})));
-    let (kubernetes, place) = (&signer.kubernetes, TestDir::serving(&["tunnel.cloud.io", "127.0.0.1"]));
-    let certs = place.path().join("certs");
-    std::fs::create_dir(&certs).unwrap();
-    let Files { ca, cert, key } = &place.files;
-    for (name, from) in
-        [("ca.crt", ca), ("cloud.crt", cert), ("cloud.key", key), ("egress.crt", cert), ("egress.key", key)]
-    {
-        std::fs::copy(from, certs.join(name)).unwrap();
-    }
-    let (token, users) = (place.path().join("token"), place.path().join("htpasswd"));
-    std::fs::write(&token, "default:shared\n").unwrap();
-    // The password "right", hashed with the lowest cost of bcrypt.
-    std::fs::write(&users, format!("ops:{}\n", bcrypt::hash("right", 4).unwrap())).unwrap();
-    let [grpc, log, connect, proxy, edge_log] = [(); 5].map(|()| free_port());
-    let own = format!("\"127.0.0.1:{}\"", free_port());
-    let cluster_ca = kubernetes.place().files.ca.display().to_string();
-    let config = shipped(
-        "base/files/cloud.toml",
-        &[
-            ("\"[::]:9000\"", &format!("\"127.0.0.1:{grpc}\"\nadmin_listen = \"127.0.0.1:{log}\"")),
-            ("\"[::]:6000\"", &own),
-            ("\"[::]:8443\"", &format!("\"127.0.0.1:{connect}\"")),
-            ("[\"10.0.0.0/8\", \"172.16.0.0/12\", \"192.168.0.0/16\", \"fd00::/8\"]", "[\"127.0.0.0/8\"]"),
-            ("\"[::]:8000\"", &format!("\"127.0.0.1:{}\"", free_port())),
-            ("\"[::]:8080\"", &format!("\"127.0.0.1:{proxy}\"")),
-            ("/etc/tunnel/certs", &certs.to_string_lossy()),
-            ("/etc/tunnel/token/token", &token.to_string_lossy()),
-            ("/etc/tunnel/auth/htpasswd", &users.to_string_lossy()),
-            ("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", &cluster_ca),
-        ],
-    );
-    let env = [("POD_IP", "127.0.0.1"), ("POD_NAME", "tunnel-cloud-0"), ("POD_NAMESPACE", NAMESPACE)];
-    let k = format!("--kubeconfig={}", kubernetes.kubeconfig_as(PODS).display());
-    let mut cloud = place.tunnel(("server", "cloud"), &config, &env, &[&k]);
-    cloud.wait_for_log("the token file has a default line");
-    cloud.wait_for_answer(log, "/readyz", "");
-    let pem = place.path().join("agent.pem");
-    let config = shipped(
-        "base/files/edge.toml",
-        &[
-            (
-                "[\"tunnel.example.org:9000\"]",
-                &format!("[\"127.0.0.1:{grpc}\"]\nadmin_listen = \"127.0.0.1:{edge_log}\""),
-            ),
-            ("/etc/tunnel/certs", &certs.to_string_lossy()),
-            ("enabled = true", &format!("enabled = true\nfile = {pem:?}")),
-        ],
-    );
-    let kubeconfig_flag = format!("--kubeconfig={}", kubernetes.place().path().join("node1").display());
-    let mut edge = place.tunnel(("edge", "edge"), &config, &[("NODE_NAME", "node1")], &[&kubeconfig_flag]);
-    edge.wait_for_log("no valid certificate yet and no token");
-    signer.approve();
-    cloud.wait_for_answer(log, "/cloud/healthz", "node1");
-
-    let page = page();
-    for (at, more) in [(connect, "-p"), (proxy, "-s")] {
-        let args_of_user = |user: &[&str]| {
-            let (through, url) = (format!("https://127.0.0.1:{at}"), format!("http://node1:{page}/"));
-            let ca = place.files.ca.to_str().unwrap();
-            let args =
-                [&["-sSf", more, "-m", "20", "--proxy-cacert", ca, "-x", &through, &url], user].concat();
-            crate::process::run("curl", &args, None, TIMEOUT)
-        };
-        let (stranger, user) = (args_of_user(&[]), args_of_user(&["-U", "ops:right"]));
-        assert!(stranger.stderr.contains("407"), "{stranger:?}");
-        assert_eq!(user.stdout, "from the node", "{user:?}");
-    }
-
-    // A Node without an edge, and a machine that is not a Node.
-    let start = |node: &str| {
-        let config = place.edge_config(node, &format!("127.0.0.1:{grpc}"), free_port());
-        let config = config.replace(crate::tunnel::TOKEN, "shared");
-        place.tunnel(("edge", &format!("edge-{node}")), &config, &[], &[])
-    };
-    let (mut stolen, _machine) = (start("cp1"), start("machine1"));
-    stolen.wait_for_log("invalid token");
-    cloud.wait_for_log("Node cp1 has no edge label");
-    cloud.wait_for_answer(log, "/cloud/healthz", "machine1");
-
-    signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({})));
-    cloud.wait_for_log("edge label removed");
-    cloud.wait_for_log("Node node1 has no edge label");
-    signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
-    edge.assert_running();
-    wait_until("node1 is linked again", 4 * TIMEOUT, || {
-        cloud.assert_running();
-        crate::process::send_request(log, "GET", "/cloud/healthz", "")
-            .is_some_and(|answer| answer.contains("node1"))
-    });
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod closed;
 mod dns;
 mod migrating;
 mod overlay;
+mod pod_tokens;
 mod rights;
 mod units;
 
@@ -204,15 +205,12 @@ fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
         |name: &str| cluster.object("configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
     let place = TestDir::serving(&["tunnel.cloud.io", "10.9.9.9", "127.0.0.1"]);
     let (for_cloud, for_edge) = (place.path().join("cloud"), place.path().join("edge"));
-    let cluster_ca = "/etc/tunnel/certs/cluster-ca.crt";
-    mounted(&for_cloud, &place, &config("tunnel-cloud-conf").replace(CLUSTER_CA, cluster_ca));
-    std::fs::copy(&cluster.kubernetes.place().files.ca, for_cloud.join("certs/cluster-ca.crt")).unwrap();
+    mounted(&for_cloud, &place, &config("tunnel-cloud-conf"));
     std::fs::write(for_cloud.join("token/token"), format!("node1:{TOKEN}\n")).unwrap();
-    // Change the address, as operators must, and use a token, as on a machine without Kubernetes. The tests of `csr`
-    // start an edge with its node's certificate.
+    // Change the address, as operators must, and use a token, as on a machine without Kubernetes. The tests of
+    // `pod_tokens` start an edge with the token of its pod.
     let edge_config = config("tunnel-edge-conf").replace("tunnel.example.org:9000", "127.0.0.1:9000");
-    let token = "token_file = \"/etc/tunnel/token/token\"\nca = ";
-    let edge_config = edge_config.replace("enabled = true", "enabled = false").replacen("ca = ", token, 1);
+    let edge_config = edge_config.replace("/var/run/secrets/tunnel/token", "/etc/tunnel/token/token");
     mounted(&for_edge, &place, &edge_config);
     std::fs::write(for_edge.join("token/token"), TOKEN).unwrap();
     std::fs::write(place.path().join("page"), "from the node\n").unwrap();
@@ -267,6 +265,8 @@ fn a_server_with_the_manifests_role_publishes_and_may_do_nothing_else() {
         ("create", "configmaps"),
         ("list", "nodes"),
         ("watch", "endpointslices.discovery.k8s.io"),
+        ("create", "tokenreviews.authentication.k8s.io"),
+        ("watch", "pods"),
     ] {
         assert!(may(verb, what), "{verb} {what}");
     }
@@ -278,6 +278,7 @@ fn a_server_with_the_manifests_role_publishes_and_may_do_nothing_else() {
         ("create", "pods"),
         ("create", "pods:exec"),
         ("get", "nodes:proxy"),
+        ("create", "serviceaccounts:token"),
         ("update", "endpointslices.discovery.k8s.io"),
     ] {
         assert!(!may(verb, what), "{verb} {what}");

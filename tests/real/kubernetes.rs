@@ -16,6 +16,7 @@ use tokio::runtime::Runtime;
 
 use crate::apiserver::acts_as;
 pub(crate) use crate::apiserver::{NAMESPACE, PODS};
+use crate::certificates::Authority;
 use crate::parts::{cached_program, free_port, loopback};
 use crate::process::{Running, TIMEOUT};
 use crate::publish::Etcd;
@@ -341,6 +342,10 @@ fn apiserver(place: &TestDir, program: &Path, etcd: &str, port: u16) -> Running 
     let node = ("node1", "system:node:node1", "system:nodes");
     let users = [("admin", "admin", "system:masters"), ("pod", "pod", ""), node];
     let mut command = crate::apiserver::apiserver(Command::new(program), place, etcd, loopback(port), &users);
+    // As in k3s: the CA of its clients is not that of its own certificate.
+    let clients = place.path().join("client-ca.crt");
+    std::fs::write(&clients, Authority::new().0.cert()).unwrap();
+    command.arg("--client-ca-file").arg(clients);
     Running::start("apiserver", place.path(), command.args(["--authorization-mode", "Node,RBAC"]))
 }
 

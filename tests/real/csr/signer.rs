@@ -36,11 +36,6 @@ impl Signer {
         Some(Self { approver: None, _manager: manager, kubernetes })
     }
 
-    /// Applies this part of `deploy/kustomize`.
-    pub(crate) fn apply(&self, part: &str) {
-        apply(&self.kubernetes, &cached_program("kubernetes-1.36.3/kubectl").unwrap(), part);
-    }
-
     /// Starts `tunnel approve`, and waits until it watches requests.
     pub(crate) fn approve(&mut self) {
         let (place, health) = (self.kubernetes.place(), free_port());

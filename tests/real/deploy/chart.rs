@@ -7,7 +7,7 @@ use std::process::Command;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Deserializer, Value, json};
 
-use super::{CLUSTER_CA, Cluster, args, container, deploy, mounted};
+use super::{Cluster, args, container, deploy, mounted};
 use crate::kubernetes::NAMESPACE;
 use crate::parts::{are_installed, cached_program, free_port};
 use crate::process::{TIMEOUT, run, run_command};
@@ -97,8 +97,8 @@ fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) 
     for (mode, name) in [("cloud", "site-cloud-conf"), ("edge", "site-edge-conf")] {
         let text = chart[&format!("ConfigMap {name}")]["data"]["mode.toml"].as_str().unwrap();
         let dir = place.path().join(mode);
-        let cluster_ca = cluster.kubernetes.place().files.ca.display().to_string();
-        let text = text.replace("/etc/tunnel", dir.to_str().unwrap()).replace(CLUSTER_CA, &cluster_ca);
+        let text = text.replace("/etc/tunnel", dir.to_str().unwrap());
+        let text = text.replace("/var/run/secrets/tunnel", &format!("{}/token", dir.display()));
         mounted(&dir, place, &text);
         let tokens = if mode == "cloud" { format!("node1:{TOKEN}") } else { TOKEN.to_owned() };
         std::fs::write(dir.join("token/token"), tokens).unwrap();
@@ -162,9 +162,9 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
             "nodeSelector": {"zone": "a"}, "tolerations": [{"operator": "Exists"}], "podAnnotations": {"a": "b"},
             "affinity": {"podAntiAffinity": {}}, "extraEnv": [{"name": "A", "value": "b"}], "tokenSecret": "b", "usersSecret": "d",
             "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[server.session]\nresume_timeout = \"50s\"\n"},
-        "edge": {"hostNetwork": false, "adminPort": 9011, "certSecret": "c", "kubeconfig": "/k3s/kubelet.kubeconfig", "kubeletPki": "/k3s", "targets": ["10.244.0.0/16:*"],
+        "edge": {"hostNetwork": false, "adminPort": 9011, "certSecret": "c", "kubeconfig": "/of/an/earlier/chart", "targets": ["10.244.0.0/16:*"],
             "moreConfig": "[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n"},
-        "coredns": {"enabled": false},
+        "coredns": {"enabled": false}, "approver": {"enabled": true},
     });
     let file = place.path().join("values.json");
     std::fs::write(&file, values.to_string()).unwrap();
@@ -199,8 +199,9 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert!(config.contains(r#"plain_listen = \"[::]:2222\""#), "{config}");
     assert_eq!(pod(edge)["hostNetwork"], Value::Null);
     assert_eq!(container(edge)["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": 6000}));
-    assert_eq!(pod(edge)["volumes"][2]["hostPath"]["path"], "/k3s/kubelet.kubeconfig");
-    assert_eq!(pod(edge)["volumes"][3]["hostPath"]["path"], "/k3s");
+    assert_eq!(pod(edge)["serviceAccountName"], "site-edge");
+    let config = chart["ConfigMap site-cloud-conf"]["data"]["mode.toml"].to_string();
+    assert!(config.contains(r#"name = \"site-edge\""#), "{config}");
     checked(&cluster, &place, &chart);
 
     // A new config starts new pods. A list that running programs read again does not.
@@ -227,7 +228,7 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
         ("--set-json", other, "edge.nodeSelector: add superedge.io/node-edge: enable"),
     ] {
         let chart = deploy("helm/tunnel").display().to_string();
-        let args = ["template", "tunnel", &chart, option, value];
+        let args = ["template", "tunnel", &chart, "--set", "approver.enabled=true", option, value];
         let output = run(program.to_str().unwrap(), &args, None, TIMEOUT);
         assert!(!output.status.success() && output.stderr.contains(error), "{output:?}");
     }
@@ -283,8 +284,7 @@ fn the_chart_makes_its_secrets_and_an_upgrade_keeps_them() {
     let config =
         cluster.object("configmap", "tunnel-cloud-conf")["data"]["mode.toml"].as_str().unwrap().to_owned();
     let dir = place.path().join("server");
-    let cluster_ca = cluster.kubernetes.place().files.ca.display().to_string();
-    let config = config.replace("/etc/tunnel", dir.to_str().unwrap()).replace(CLUSTER_CA, &cluster_ca);
+    let config = config.replace("/etc/tunnel", dir.to_str().unwrap());
     std::fs::create_dir_all(dir.join("conf")).unwrap();
     std::fs::write(dir.join("conf/mode.toml"), config).unwrap();
     let keys = ["cloud.crt", "cloud.key", "ca.crt", "egress.crt", "egress.key"];
@@ -400,7 +400,7 @@ fn two_releases_share_nothing_and_a_secret_of_an_operator_stays() {
 fn the_approver_has_a_namespace_with_restricted_pod_security() {
     let Some(program) = cached_program("helm-4.3.1/helm") else { return };
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
-    helm(&program, Some(&cluster), &place, "install", &[]);
+    helm(&program, Some(&cluster), &place, "install", &["--set", "approver.enabled=true"]);
     let namespace = format!("{NAMESPACE}-tunnel-approver");
     let at = ["-n", namespace.as_str()];
     let get = ["get", "deployment", "tunnel-approver", "-o", "json"];

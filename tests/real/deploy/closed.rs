@@ -105,8 +105,7 @@ fn the_configs_of_components_are_that_of_the_base_and_more() {
     let servers = more["server"].as_table_mut().unwrap();
     let https = servers.remove("https").unwrap();
     assert_eq!(https["ports"]["10250"].as_str(), Some("127.0.0.1:10250"));
-    let profiles = servers["csr"].as_table_mut().unwrap().remove("profiles").unwrap();
-    assert_eq!(profiles.as_array().unwrap().len(), 1);
+    assert_eq!(servers.remove("csr").unwrap()["profiles"].as_array().unwrap().len(), 1);
     assert_eq!(more, base);
 }
 
