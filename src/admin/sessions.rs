@@ -6,10 +6,11 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use crate::admin::AdminContext;
 use crate::admin::invitations::read_json;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{AdminAnswer, json, plain_text};
+use crate::admin::status::collect::ServerStatusSource;
+use crate::admin::{AdminContext, AdminProcess};
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::logging::AUDIT;
 use tunnel_proto::printable::printable;
@@ -68,7 +69,17 @@ impl AdminContext {
         if [id, user, node].into_iter().flatten().count() != 1 {
             return Err(plain_text(StatusCode::BAD_REQUEST, "expected one of id, user and node\n"));
         }
-        let ended = self.grants.end(&format!("ended by operator {actor}"), |one| selection.contains(one));
+        let why = format!("ended by operator {actor}");
+        let ended = self.grants.end(&why, |one| selection.contains(one));
+        if let AdminProcess::Cloud(ServerStatusSource { finder, .. }) = &self.side {
+            let links = finder.peers().map(|peers| peers.links()).unwrap_or_default();
+            // A session without a path may resume at any server.
+            let parked = ended.iter().filter(|one| one.relayed.is_some()).filter_map(|one| one.id);
+            for id in parked.filter(|id| self.table.relays.traffic(*id).is_none()) {
+                links.iter().for_each(|link| link.send_ended(id, &why));
+            }
+        }
+        let ended = ended.len();
         if ended == 0 {
             return Err(plain_text(StatusCode::NOT_FOUND, "no such session here\n"));
         }

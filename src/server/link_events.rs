@@ -8,6 +8,7 @@ pub(crate) mod user_sessions;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tracing::{debug, field, info_span};
 
 use crate::server::ServerContext;
@@ -51,6 +52,9 @@ pub(crate) fn handle_event(
         FrameEvent::Incoming(_) => {}
         FrameEvent::RelayRequest(request) => handle_request(request, shared, room),
         FrameEvent::Signal(frame) => handle_signal(frame, link, shared),
+        FrameEvent::Ended(id, why) => {
+            shared.grants.refuse(id, &why, Instant::now() + shared.route.resume_timeout)
+        }
     }
 }
 

@@ -141,12 +141,23 @@ impl Grants {
         Ok(grant)
     }
 
-    /// Ends the selected sessions for this reason. Returns their number.
-    pub fn end(&self, why: &str, is_selected: impl Fn(&SessionSubject) -> bool) -> usize {
+    /// Ends the selected sessions for this reason. Returns them.
+    pub fn end(&self, why: &str, is_selected: impl Fn(&SessionSubject) -> bool) -> Vec<SessionSubject> {
         self.forget_parked();
         let selected = self.all().filter(|one| is_selected(&one.subject));
         let ended = selected.filter(|one| one.revoked.set(why.to_owned()).is_ok());
-        ended.inspect(|one| one.owner.wake()).count()
+        ended.inspect(|one| one.owner.wake()).map(|one| one.subject.clone()).collect()
+    }
+
+    /// Ends a session that a peer has ended. If it is not here, it may not resume here until that time.
+    pub(crate) fn refuse(&self, id: SessionId, why: &str, until: Instant) {
+        let subject = SessionSubject { id: Some(id), ..SessionSubject::default() };
+        if self.end(why, |one| one.id == subject.id).is_empty()
+            && let Ok(grant) = self.add(subject, |_| Ok(UNTIL_CHANGED))
+            && grant.0.revoked.set(why.to_owned()).is_ok()
+        {
+            self.park(grant, until);
+        }
     }
 
     /// Returns how many sessions of each user would end with a change of rights. Those without a user have an empty one.

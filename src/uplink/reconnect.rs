@@ -457,7 +457,7 @@ impl Reconnector {
                 );
             }
             // A server sends an edge no others, except Drain: a second one has no effect.
-            FrameEvent::RelayRequest(_) | FrameEvent::Signal(_) => {}
+            FrameEvent::RelayRequest(_) | FrameEvent::Signal(_) | FrameEvent::Ended(..) => {}
         }
     }
 

@@ -196,6 +196,32 @@ async fn an_operator_lists_a_users_session_without_a_path_and_ends_it() {
     links.close().await;
 }
 
+/// Her line to one server is down, and an operator there ends the session before it resumes at the other one.
+#[tokio::test]
+async fn a_users_session_that_was_ended_at_one_server_does_not_resume_at_another() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (servers, all) = fleet(&place, 2).await;
+    let _edge = edge(&place, &servers[1].server, "node1").await;
+    let socket = place.path().join("admin.sock");
+    let tables = format!("{}\n[server.admin]\nlisten = \"unix:{}\"\n", tables(&place, ""), socket.display());
+    let first = TestServer::from_text(&place.cloud(&format!("{}\n{tables}", servers::peers(&all))));
+    first.server.enrolment.get().unwrap().refresh().await;
+    let lines = [Line::to(first.server.bound.grpc).await, Line::to(all[1]).await];
+    let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    lines[1].route_to(nowhere);
+    let links = link(&place, "alice/laptop", &[lines[0].at, lines[1].at]).await;
+    let mut session = open_once_known(&links, &at("node1", echo)).await;
+    assert_session_echo(&mut session, "before").await;
+    lines[0].route_to(nowhere);
+    lines[0].reset();
+    while !tunnel_sessions(&socket, "").await.unwrap().contains("parked") {}
+    assert_eq!(tunnel_sessions(&socket, "end --user alice").await.unwrap(), "1 session ended");
+    lines[1].route_to(all[1]);
+    let why = reset(&mut session).await;
+    assert!(why.starts_with("ended by operator "), "{why}");
+    links.close().await;
+}
+
 #[tokio::test]
 async fn a_users_session_moves_when_its_server_stops() {
     let (place, echo) = (TestDir::new(), targets::echo().await);

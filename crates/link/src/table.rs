@@ -88,6 +88,8 @@ pub enum FrameEvent {
     RelayRequest(RelayRequest),
     /// A frame that is about no session, and that the link itself does not handle.
     Signal(Frame),
+    /// A peer has ended a session, which it does not relay here, for this reason.
+    Ended(SessionId, String),
 }
 
 /// The limit of sessions is reached, or no memory is left to reserve.
@@ -305,10 +307,21 @@ impl SessionTable {
                 None
             }
             _ => {
-                if !self.relays.on_frame(link, key.id, frame) {
+                // A peer has ended a session that may resume here.
+                let ended = match &frame {
+                    SessionFrame::Reset {
+                        refusal: SessionError { code: ErrorCode::NotAllowed, reason },
+                        ..
+                    } if link.peer == Remote::Peer => Some(FrameEvent::Ended(key.id, reason.clone())),
+                    _ => None,
+                };
+                if self.relays.on_frame(link, key.id, frame) {
+                    return None;
+                }
+                if ended.is_none() {
                     self.metrics.frames_dropped.count("unknown_session");
                 }
-                None
+                ended
             }
         }
     }

@@ -6,15 +6,22 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::link::Link;
 use tunnel_proto::frame::{
-    Conflict, ErrorCode, Frame, FrameKind, NodePage, SessionError, SessionFrame, SessionKey,
+    Conflict, ErrorCode, Frame, FrameKind, NodePage, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
-use tunnel_proto::names::{Instance, NodeName};
+use tunnel_proto::names::{Instance, NodeName, SessionId};
 
 impl Link {
     /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
     pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
         let frame = self.frame(session, frame);
         self.with_state(|state| state.queue.push_reply(frame));
+    }
+
+    /// Tells a peer that a session has lost its rights: it must not resume there.
+    pub fn send_ended(&self, id: SessionId, why: &str) {
+        let key = SessionKey { id, category: SessionCategory::Ssh, node: NodeName::none() };
+        let refusal = SessionError::new(ErrorCode::NotAllowed, why);
+        self.reply(&key, SessionFrame::Reset { epoch: 0, refusal });
     }
 
     /// Sends PathLost for a session after everything it has sent here, because its opener leaves this path.

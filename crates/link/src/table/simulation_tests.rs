@@ -354,7 +354,7 @@ impl<'a> World<'a> {
                 match self.tables[process].on_frame(&link, key, session_frame, now) {
                     Some(FrameEvent::Incoming(offer)) => self.offer(offer),
                     Some(FrameEvent::RelayRequest(request)) => self.relay(process, request),
-                    Some(FrameEvent::Signal(_)) | None => {}
+                    Some(FrameEvent::Signal(_) | FrameEvent::Ended(..)) | None => {}
                 }
                 self.check_session(process, id);
             }
