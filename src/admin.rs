@@ -36,6 +36,7 @@ use tracing::{Span, debug, info_span};
 use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::invitations::{invite, list, revoke};
+use crate::admin::nodes::scrape_targets;
 use crate::admin::page::{PageViewers, live_page};
 use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
@@ -110,7 +111,7 @@ pub enum AdminProcess {
 pub enum AdminPortKind {
     /// All paths, each for the requesters that may use it.
     All,
-    /// Only `/metrics`, `/metrics/nodes`, `/livez` and `/readyz`.
+    /// Only `/metrics`, `/metrics/nodes`, `/sd/nodes`, `/livez` and `/readyz`.
     Metrics,
 }
 
@@ -312,7 +313,7 @@ impl AdminContext {
         let denied = match port {
             _ if PUBLIC.contains(&path) => None,
             AdminPortKind::All => self.authenticate(requester, head, private).await.err(),
-            AdminPortKind::Metrics if path == NODE_METRICS => {
+            AdminPortKind::Metrics if [NODE_METRICS, NODE_TARGETS].contains(&path) => {
                 let denied = requester.check_access(head, false).err();
                 denied
                     .inspect(|why| self.refuse(requester, "forbidden", why))
@@ -348,7 +349,8 @@ impl AdminContext {
         let post = *request.method() == Method::POST;
         match (request.uri().path(), &self.side) {
             (
-                "/metrics" | NODE_METRICS | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/",
+                "/metrics" | NODE_METRICS | NODE_TARGETS | "/livez" | "/readyz" | "/status" | "/nodes"
+                | "/events" | "/",
                 _,
             ) if !read => method_not_allowed("GET, HEAD", READ_ONLY),
             ("/", _) => live_page(),
@@ -357,6 +359,13 @@ impl AdminContext {
             ("/metrics", _) => metrics(&request, |form| self.metrics.encode(form)),
             (NODE_METRICS, AdminProcess::Cloud(server)) => {
                 metrics(&request, |form| self.node_metrics(server, form))
+            }
+            (NODE_TARGETS, AdminProcess::Cloud(server)) => {
+                let port = request.uri().query().and_then(|query| query.strip_prefix("port=")?.parse().ok());
+                match port {
+                    Some(port) => json(&scrape_targets(&self.nodes(server).await, port)),
+                    None => plain_text(StatusCode::BAD_REQUEST, NO_PORT),
+                }
             }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => ready(&self.readiness),
@@ -488,6 +497,12 @@ const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
 /// The path of the metrics of nodes. It is served at the metrics port, but not for any Host, because it names nodes.
 const NODE_METRICS: &str = "/metrics/nodes";
+
+/// The path of the nodes as targets of Prometheus; served like [`NODE_METRICS`].
+const NODE_TARGETS: &str = "/sd/nodes";
+
+/// The response if the port of the targets is missing or wrong.
+const NO_PORT: &str = "expected the port of the nodes' exporters, for example /sd/nodes?port=9100\n";
 
 /// The path of the plan for a changed config, for the owner of the process at its socket.
 pub(crate) const CONFIG_PLAN: &str = "/config/plan";

@@ -1,10 +1,12 @@
 //! The nodes of all servers, as JSON, and the metrics of this server's nodes.
 
 use std::cmp::Reverse;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::admin::AdminContext;
@@ -186,6 +188,22 @@ impl AdminContext {
         });
         unlinked.map(|absent| server.finder.last_loss(absent)).collect()
     }
+}
+
+/// Returns a port of each node as a target for Prometheus' `http_sd_configs`
+/// (<https://prometheus.io/docs/prometheus/latest/http_sd/>). A node that is down stays a target, so that its `up` is 0.
+pub(crate) fn scrape_targets(all: &NodesResponse, port: NonZeroU16) -> serde_json::Value {
+    let linked = all.nodes.iter().map(|node| (&node.name, node.server.as_str(), node.version.as_deref()));
+    let down = all.down.iter().map(|node| (&node.name, "", None));
+    let target = |(name, server, version): (_, _, Option<&str>)| {
+        let labels = json!({
+            "__meta_tunnel_node": name,
+            "__meta_tunnel_server": server,
+            "__meta_tunnel_version": version.unwrap_or_default(),
+        });
+        json!({ "targets": [format!("{name}:{port}")], "labels": labels })
+    };
+    linked.chain(down).map(target).collect()
 }
 
 /// Returns a node's name in lower case, as an edge may spell it in another way after a restart.

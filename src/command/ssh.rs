@@ -1,11 +1,13 @@
 //! `tunnel ssh` and `tunnel ssh-config`: OpenSSH's client, with `tunnel connect` as its ProxyCommand.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process;
 
 use clap::ValueHint;
+use serde_json::json;
 
 use crate::command::client::ClientArgs;
 use crate::command::{CommandError, shell_word};
@@ -60,6 +62,20 @@ pub fn config(ssh_arguments: &SshConfigArgs) -> Result<String, CommandError> {
     }
     let hosts = ssh_arguments.nodes.join(" ");
     Ok(format!("Host {hosts}\n  ProxyCommand {}\n", proxy_command(&ssh_arguments.client)?))
+}
+
+/// Returns an inventory of these nodes for Ansible: group `tunnel`, with this program as ssh's ProxyCommand. The server
+/// and the login there are found when ssh runs it.
+///
+/// # Errors
+///
+/// Returns an error if the path of this program cannot be in a ProxyCommand.
+pub(crate) fn inventory<'n>(nodes: impl Iterator<Item = &'n str>) -> Result<String, CommandError> {
+    let hosts: BTreeMap<_, _> = nodes.map(|node| (node, json!({}))).collect();
+    let option = format!("ProxyCommand={}", proxy_command(&ClientArgs::default())?);
+    // Ansible splits these arguments like a shell.
+    let vars = json!({ "ansible_ssh_common_args": format!("-o {}", shell_word(&option)) });
+    Ok(format!("{:#}\n", json!({ "tunnel": { "hosts": hosts, "vars": vars } })))
 }
 
 /// Returns the arguments for ssh.

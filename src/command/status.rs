@@ -14,7 +14,7 @@ use crate::admin::status::{LinkStatus, StatusResponse};
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::{bytes, duration, round_trip};
 use crate::command::table::Table;
-use crate::command::{CommandError, Format};
+use crate::command::{CommandError, Format, ssh};
 use crate::config::Environment;
 use tunnel_proto::printable::{one_line as clean, plain_text};
 
@@ -29,6 +29,8 @@ pub enum NodesFormat {
     Name,
     /// JSON for programs.
     Json,
+    /// An inventory for Ansible, in JSON, whose ssh goes through `tunnel connect`.
+    Ansible,
 }
 
 /// Queries a server or edge on this machine, or the server of a link. Returns its status as a table, or as JSON. The
@@ -113,6 +115,8 @@ pub async fn nodes(
             NodesFormat::Json => body,
             NodesFormat::Name if down => names(all.down.iter().map(|node| &node.name)),
             NodesFormat::Name => names(all.nodes.iter().map(|node| &node.name)),
+            NodesFormat::Ansible if down => ssh::inventory(all.down.iter().map(|node| node.name.as_str()))?,
+            NodesFormat::Ansible => ssh::inventory(all.nodes.iter().map(|node| node.name.as_str()))?,
             NodesFormat::Text | NodesFormat::Wide if down => api.choice().to_owned() + &down_text(&all),
             NodesFormat::Text | NodesFormat::Wide => {
                 api.choice().to_owned() + &nodes_text(&all, true, output == NodesFormat::Wide)

@@ -18,8 +18,8 @@ pub struct AdminPorts {
     /// sets it and another program has the port, the process runs without it.
     #[serde(deserialize_with = "forms::listen_address")]
     pub admin_listen: SocketAddr,
-    /// Address (ip:port) of /metrics, /livez and /readyz only, for Prometheus and probes; a server has /metrics/nodes
-    /// there, too. At an edge it is the only port of the edge itself that clients may reach, so that a Prometheus can
+    /// Address (ip:port) of /metrics, /livez and /readyz only, for Prometheus and probes; a server has /metrics/nodes and
+    /// /sd/nodes there, too. At an edge it is the only port of the edge itself that clients may reach, so that a Prometheus can
     /// connect through the tunnel. Default: none; the admin listener serves them too.
     ///
     /// Example: `"127.0.0.1:9011"`

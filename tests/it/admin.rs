@@ -48,9 +48,21 @@ async fn a_servers_pages_show_its_nodes_and_its_sessions() {
             // Control messages count, too.
             assert!(bytes.parse::<u64>().unwrap() >= 5, "{direction}: {bytes}");
         }
+        let targets = get(at, "/sd/nodes?port=9100").await;
+        assert_eq!(targets.status, 200);
+        let targets: serde_json::Value = serde_json::from_str(&targets.body).unwrap();
+        assert_eq!(targets[0]["targets"], serde_json::json!(["node1:9100"]));
+        assert_eq!(targets[0]["labels"]["__meta_tunnel_node"], "node1");
+        assert_eq!(targets[0]["labels"]["__meta_tunnel_version"], env!("CARGO_PKG_VERSION"));
+        for wrong in ["", "?port=0", "?port=x", "?other=1"] {
+            let answer = get(at, &format!("/sd/nodes{wrong}")).await;
+            assert!(answer.status == 400 && answer.body.contains("port=9100"), "{wrong}: {}", answer.body);
+        }
         // Like all paths with names, against pages whose name resolves to this address.
-        let request = "GET /metrics/nodes HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
-        assert_eq!(send_request(at, request).await.status, 403);
+        for path in ["/metrics/nodes", "/sd/nodes?port=9100"] {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
+            assert_eq!(send_request(at, &request).await.status, 403);
+        }
         for path in ["/livez", "/readyz"] {
             assert_eq!(get(at, path).await.status, 200, "{path}");
         }

@@ -76,6 +76,14 @@ fn join_machines(count: usize, played: usize) {
         .collect();
     let listed = server.line("tunnel nodes", "");
     assert_eq!(listed.lines().filter(|line| line.starts_with("shop-")).count(), edges.len(), "{listed}");
+    // By their names, some of which only the tunnel resolves.
+    let reached = server.line_within(
+        "export ANSIBLE_SSH_ARGS='-o ControlMaster=no' LC_ALL=C.UTF-8
+        tunnel nodes -o ansible > tunnel.json; ansible tunnel -i tunnel.json -m raw -a 'echo reached' 2>&1",
+        "",
+        PLAY_TIMEOUT,
+    );
+    assert_eq!(reached.lines().filter(|line| *line == "reached").count(), edges.len(), "{reached}");
     let memory = server.line(&format!("grep VmRSS /proc/{}/status", started.id()), "");
     let _ = writeln!(
         std::io::stderr(),

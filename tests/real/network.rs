@@ -203,4 +203,4 @@ fn start_dns(place: &TestDir, cloud: &Machine, program: &Path) -> Running {
 }
 
 /// The admin port of each process.
-const ADMIN: u16 = 9010;
+pub(crate) const ADMIN: u16 = 9010;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::network::{Network, SERVER, address};
+use crate::network::{ADMIN, Network, SERVER, address};
 use crate::parts::{are_installed, cached_program, free_port};
 use crate::process::{Running, TIMEOUT, run, run_command, send_request};
 use crate::tunnel::{Pair, TestDir};
@@ -38,15 +38,24 @@ fn prometheus_scrapes_each_node_through_the_http_proxy_and_by_its_name() {
                 by_address["proxy_url"] = format!("http://{SERVER}:9200").into();
                 by_address
             }),
+            ("discovered", {
+                let url = format!("http://{SERVER}:{ADMIN}/sd/nodes?port=9100");
+                let found = json!([{"url": url, "refresh_interval": "1s"}]);
+                let node = json!([{"source_labels": ["__meta_tunnel_node"], "target_label": "node"}]);
+                let proxy = format!("http://{SERVER}:8080");
+                json!({"static_configs": [], "http_sd_configs": found, "relabel_configs": node, "proxy_url": proxy})
+            }),
         ],
     );
-    for job in ["proxy", "name"] {
+    for job in ["proxy", "name", "discovered"] {
         for node in ["node1", "node2"] {
             wait_until(&format!("{node} is scraped by {job}"), 3 * TIMEOUT, || {
                 page_labels(&network, job, &format!("{node}:9100")) == [node]
             });
         }
     }
+    let up = query(&network, "up{job=\"discovered\",node=\"node2\"}");
+    assert_eq!(up[0]["metric"]["instance"], "node2:9100", "{up:?}");
     for number in [1, 2] {
         let page = format!("node{number}-by-host");
         for (job, host) in [("port-by-name", format!("node{number}")), ("port-by-address", address(number))] {
