@@ -334,6 +334,7 @@ impl WatchHandler<PartialPod> for (&PodTokens, WatchedObjects<EdgePod>) {
         let pod = |pod: &PartialPod| EdgePod {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             node: pod.spec.node_name.clone(),
+            deleted: pod.metadata.deletion_timestamp.as_ref().map(|at| at.0.as_second().unsigned_abs()),
         };
         if pods.take(event, pod) {
             publish(&tokens.pods, pods.known().cloned());
@@ -389,9 +390,11 @@ fn reviewed(
     Ok(of_pod("node-name"))
 }
 
-/// Returns the pod if it is known.
+/// Returns the pod if it is known. If its Node does not answer, a deleted pod stays in kube-apiserver. It does not count
+/// after its grace period, as for kube-apiserver itself.
 fn find<'a>(pods: &'a KnownEdgePods, bound: &BoundPod) -> Option<&'a EdgePod> {
-    pods.as_ref()?.get(&bound.name).filter(|pod| pod.uid == bound.uid)
+    let pod = pods.as_ref()?.get(&bound.name)?;
+    (pod.uid == bound.uid && pod.deleted.is_none_or(|at| at > now())).then_some(pod)
 }
 
 fn unchecked(cause: &ClusterError) -> TokenError {

@@ -39,6 +39,8 @@ pub struct EdgePod {
     pub uid: String,
     /// The Node that it was assigned to.
     pub node: Option<String>,
+    /// When its deletion takes effect, in seconds since 1970, if that was requested.
+    pub deleted: Option<u64>,
 }
 
 /// Endpoints of a Service; `None` until they are known.

@@ -71,7 +71,7 @@ impl Apiserver {
 }
 
 fn pod(uid: &str) -> EdgePod {
-    EdgePod { uid: uid.to_owned(), node: Some("shop-1".to_owned()) }
+    EdgePod { uid: uid.to_owned(), node: Some("shop-1".to_owned()), deleted: None }
 }
 
 /// The status of a review as kube-apiserver 1.36 gives it.
@@ -355,6 +355,14 @@ async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is
     advance(AFTER_OUTAGE).await;
     assert_eq!(tokens.recheck(&ended), Err(TokenError::PodTokenEnded));
     assert_eq!(tokens.recheck(&valid), Ok(()));
+    for (at, is_valid) in [("2999-01-01T00:00:00Z", true), ("2020-01-01T00:00:00Z", false)] {
+        let mut ending = listed("u1");
+        ending.metadata.deletion_timestamp = serde_json::from_value(json!(at)).unwrap();
+        handler.on_event(Event::Apply(ending));
+        assert_eq!(tokens.recheck(&valid).is_ok(), is_valid, "its Node does not answer: {at}");
+    }
+    handler.on_event(Event::Apply(listed("u1")));
+    assert!(tokens.recheck(&valid).is_ok());
     handler.on_event(Event::Apply(listed("u2")));
     assert!(matches!(tokens.recheck(&valid), Err(TokenError::NoPod(_))), "another pod of its name");
     handler.on_event(Event::Delete(listed("u2")));
