@@ -2,9 +2,11 @@
 //! kube-apiserver that signs nothing with the CA of its clients.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{Cluster, PASSWORD, USER, deploy, mounted};
 use crate::kubernetes::{NAMESPACE, PODS};
@@ -229,12 +231,26 @@ fn a_deleted_pod_or_node_ends_its_links_and_known_pods_link_without_kube_apiserv
     }
 
     // No kubelet confirms that it has ended.
+    let deleted = Instant::now();
     assert!(manifests.cluster.try_kubectl(&["delete", "pod", "edge-a", "--grace-period=0", "--force"]).0);
     manifests.server().wait_for_log("links ended: token revoked, pod or Node deleted");
+    assert!(deleted.elapsed() < Duration::from_secs(10), "{:?}", deleted.elapsed());
     wait_until("its token is refused", TIMEOUT, || {
         manifests.server.as_ref().unwrap().log().contains("the watch does not have its pod edge-a")
     });
+    let deleted = Instant::now();
     manifests.cluster.kubernetes.delete_everywhere::<Node>("node2");
+    wait_until("the links of node2 have ended", TIMEOUT, || {
+        manifests
+            .server
+            .as_ref()
+            .unwrap()
+            .log()
+            .matches("links ended: token revoked, pod or Node deleted")
+            .count()
+            == 2
+    });
+    assert!(deleted.elapsed() < Duration::from_secs(10), "{:?}", deleted.elapsed());
     manifests.server().wait_for_log("Node node2, which does not exist in the cluster");
     edge.assert_running();
     second.assert_running();
