@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
+use tokio_rustls::rustls::pki_types::DnsName;
 
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTableReader;
-use tunnel_proto::names::{Host, NodeName, Target};
+use tunnel_proto::names::{Host, Target};
 
 /// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
 /// answer. Requires peer_ca of `[server.links]`, as servers present their cert to each other.
@@ -140,7 +141,24 @@ fn dns_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Target>
 fn certificate_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let text: String = forms::filled_text(deserializer)?;
     match text.parse::<Host>() {
-        Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(Some(name.to_string())),
+        Ok(Host::Name(name)) if DnsName::try_from(&*name).is_ok() => Ok(Some(name.to_string())),
         _ => Err(D::Error::custom("expected a DNS name in the certificates of all servers")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_certificate_name_is_any_dns_name() {
+        let read = |text: &str| certificate_name(serde_json::json!(text)).ok().flatten();
+        // No node has the first two names.
+        for name in ["localhost", "default", "tunnel.example.org"] {
+            assert_eq!(read(name).as_deref(), Some(name));
+        }
+        for wrong in ["", "192.0.2.1", "a b", "a..b", "tunnel.example.org:9000"] {
+            assert_eq!(read(wrong), None, "{wrong:?}");
+        }
     }
 }
