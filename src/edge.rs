@@ -297,6 +297,7 @@ impl Edge {
             tokens,
             turn: AtomicUsize::new(0),
             tls,
+            ca: Some(uplink.ca.clone()),
             own: csr.map(|csr| EdgeCertificate::new(csr.file, uplink.ca)),
             proxy,
             known: CachingResolver::new(resolver, session.resume_timeout, self.links.clone()),

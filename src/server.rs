@@ -43,6 +43,7 @@ use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
 use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
+use crate::config::server::LinkListenerConfig;
 use crate::config::server::{MEMORY, clients};
 use crate::invitations::OpenedEnrolments;
 use crate::listener::access::{AccessPolicies, bind_admin};
@@ -233,9 +234,9 @@ impl Server {
         load::spawn_balance(&context, &settings);
         let admin_addr = admin_addr.map(tracing::field::display);
         let connect_addr = bound.connect().map(tracing::field::display);
-        let proxies = settings.links.proxy_protocol.clone();
+        let LinkListenerConfig { proxy_protocol, trusted_proxies, .. } = settings.links.clone();
         // Last, so that all that serves an edge's sessions has started before the first edge links.
-        links::spawn(grpc, proxies, dialled_links, context.clone());
+        links::spawn(grpc, proxy_protocol, trusted_proxies, dialled_links, context.clone());
         info!(links_addr = %bound.grpc, connect_addr, admin_addr, "server started");
         Ok(Self {
             bound,

@@ -223,8 +223,10 @@ fn misplaced_uses(file: &str, text: &str) -> Vec<Violation> {
         room.as_str(),
         "config" | "kubernetes" | "startup" | "listener" | "uplink" | "server" | "edge" | "command"
     );
-    // gRPC uses HTTP, so its ends check statuses as well.
-    let http = grpc || matches!(room.as_str(), "listener" | "admin");
+    // gRPC and WebSockets use HTTP, so their ends check statuses as well.
+    let http = grpc
+        || matches!(room.as_str(), "listener" | "admin")
+        || (room.as_str(), below(1)) == ("net", "websocket");
     let mut errors = Vec::new();
     for import in imports(&home, &tokens) {
         if !wire

@@ -79,6 +79,9 @@ pub struct NodeStatus {
     /// Bytes received from the node since it was linked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received_bytes: Option<u64>,
+    /// Why it is linked through a WebSocket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub websocket: Option<String>,
 }
 
 impl NodesResponse {
@@ -125,6 +128,7 @@ impl AdminContext {
                 version: listed.version.as_deref().map(Into::into),
                 sent_bytes: listed.bytes.map(|[sent, _]| sent),
                 received_bytes: listed.bytes.map(|[_, received]| received),
+                websocket: listed.websocket.as_deref().map(Into::into),
             }));
         }
         // During a move two servers list the node.
@@ -240,6 +244,7 @@ mod tests {
             version: None,
             sent_bytes: None,
             received_bytes: None,
+            websocket: None,
         };
         let all =
             vec![node("b", "s1", 1.0), node("a", "s1", 2.0), node("A", "s2", 3.0), node("b", "s2", 0.5)];

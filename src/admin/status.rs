@@ -106,6 +106,9 @@ pub struct LinkStatus {
     /// `extended`, or `plain` or `superedge-0.9` for a program of SuperEdge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dialect: Option<String>,
+    /// Why the link is inside of a WebSocket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub websocket: Option<String>,
     /// Time of its creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<f64>,

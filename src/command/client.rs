@@ -11,13 +11,14 @@ use serde::Deserialize;
 
 use crate::command::CommandError;
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::edge::ServerEntry;
 use crate::config::table::ConfigTableReader;
 use crate::config::{Environment, SecretString};
 use crate::uplink::client::{UserCredentials, UserLinkConfig};
 use tunnel_base::files;
 use tunnel_net::reload::{ReloadError, ReloadedValue, is_world_readable};
 use tunnel_net::tls::{IdentityFiles, Trust};
-use tunnel_proto::names::{DeviceName, Target};
+use tunnel_proto::names::DeviceName;
 
 /// Flags that name a server and the client's credentials.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -254,7 +255,7 @@ impl ClientConfigFile {
         };
         let field = |key, why: &dyn fmt::Display| wrong(path, &format_args!("{key}: {why}"));
         let servers = servers.iter().map(|server| server.parse().map_err(|why| field("servers", &why)));
-        let servers: Vec<Target> = servers.collect::<Result<_, _>>()?;
+        let servers: Vec<ServerEntry> = servers.collect::<Result<_, _>>()?;
         if servers.is_empty() {
             return Err(field("servers", &"is empty; name at least one HOST:PORT"));
         }

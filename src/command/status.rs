@@ -1,6 +1,7 @@
 //! `tunnel status`: the current state of a server or edge, as a table for people.
 
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -164,6 +165,8 @@ fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
     if with_own || table.rows.len() > 1 {
         lines.push(table.to_string());
     }
+    let nodes = all.nodes.iter().map(|node| (&node.name, &node.websocket));
+    lines.extend(websockets(nodes));
     for server in &all.servers {
         let name = clean(&server.name);
         match server.state.as_str() {
@@ -245,6 +248,7 @@ fn text(status_report: &StatusResponse) -> String {
             if server { "no node is connected" } else { "not connected; see the reason above" }.to_owned(),
         );
     }
+    lines.extend(websockets(status_report.links.iter().map(|link| (&link.name, &link.websocket))));
     if !status_report.disconnected.is_empty() {
         let mut table = Table::new(&["NOT LINKED HERE", "AGO", "LAST ERROR"]);
         for disconnected_node in &status_report.disconnected {
@@ -258,6 +262,25 @@ fn text(status_report: &StatusResponse) -> String {
     }
     lines.join("\n")
 }
+
+/// Formats which of these are linked through a WebSocket, and why.
+fn websockets<'n>(all: impl Iterator<Item = (&'n String, &'n Option<String>)>) -> Option<String> {
+    let mut reasons = BTreeMap::<_, BTreeSet<_>>::new();
+    for (name, reason) in all {
+        reasons.entry(reason.as_deref()).or_default().insert(clean(name));
+    }
+    let lines = reasons.into_iter().filter_map(|(reason, names)| {
+        let why = clean(reason?);
+        let names = Vec::from_iter(names);
+        let more = if names.len() > MAX_NAMES { " and others" } else { "" };
+        let names = names[..names.len().min(MAX_NAMES)].join(" ");
+        Some(format!("! through a WebSocket, because {why}: {names}{more}"))
+    });
+    Some(lines.collect::<Vec<_>>().join("\n")).filter(|text| !text.is_empty())
+}
+
+/// Maximum number of names in a line.
+const MAX_NAMES: usize = 20;
 
 fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
     let mut table = Table::new(&[

@@ -1,12 +1,14 @@
 //! Tables of an edge's config, except those of its listener.
 
 use crate::config::value::forms;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
@@ -15,7 +17,7 @@ use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, value};
 use tunnel_base::policy::targets::Targets;
-use tunnel_proto::names::{Host, NodeName, Target};
+use tunnel_proto::names::{Host, NameError, NodeName, Target};
 
 /// `[edge.uplink]`: the servers that an edge dials, its identity, and its ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -48,11 +50,11 @@ pub struct UplinkConfig {
     /// Addresses (host:port) of servers, the preferred one first. If no link can be made to one, the next is tried. The
     /// addresses before it are tried again every minute. Names are resolved for each dial, by /etc/hosts or DNS. While
     /// DNS fails, the edge dials the last known addresses. If DNS answers that a name does not exist, it does so for
-    /// the resume_timeout of `[edge.session]`. Required.
+    /// the resume_timeout of `[edge.session]`. Where HTTP/2 does not pass, the link is inside of a WebSocket; "wss://"
+    /// before an address requires that from the start. Required.
     ///
     /// Required: `["tunnel.example.org:9000"]`
-    #[serde(deserialize_with = "servers")]
-    pub servers: Vec<Target>,
+    pub servers: Vec<ServerEntry>,
     /// The ports for operators.
     #[serde(skip)]
     pub ports: AdminPorts,
@@ -88,12 +90,67 @@ impl Default for UplinkConfig {
 impl UplinkConfig {
     /// Returns the servers, each with the name that its certificate must contain.
     pub fn server_addresses(&self) -> impl Iterator<Item = ServerAddress> {
-        self.servers.iter().map(|at| {
-            let dns = self.tls_server_name.as_ref().unwrap_or(&at.host);
-            ServerAddress { at: at.clone(), dns: dns.clone() }
-        })
+        self.servers.iter().map(|server| server.address(self.tls_server_name.as_ref()))
     }
 }
+
+/// One of `servers`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerEntry {
+    /// The address to dial.
+    pub at: Target,
+    /// Whether links to it are always inside of a WebSocket.
+    pub is_websocket: bool,
+}
+
+impl ServerEntry {
+    /// Returns the address with the name that the server's certificate must contain; the host by default.
+    pub(crate) fn address(&self, name: Option<&Host>) -> ServerAddress {
+        let Self { at, is_websocket } = self.clone();
+        ServerAddress { dns: name.unwrap_or(&at.host).clone(), at, is_websocket }
+    }
+}
+
+impl FromStr for ServerEntry {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let at = text.strip_prefix(WEBSOCKET);
+        let is_websocket = at.is_some();
+        let at = at.unwrap_or(text);
+        let placeholder =
+            at.rsplit_once(':').and_then(|(host, port)| Some((template(host)?, port.parse().ok()?)));
+        let at = match placeholder {
+            Some((host, port)) => Target { host, port },
+            None => at.parse()?,
+        };
+        Ok(Self { at, is_websocket })
+    }
+}
+
+impl fmt::Display for ServerEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.is_websocket { WEBSOCKET } else { "" }, self.at)
+    }
+}
+
+impl<'de> Deserialize<'de> for ServerEntry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text: String = forms::filled_text(deserializer)?;
+        text.parse().map_err(|_| D::Error::custom(SERVER_EXPECTED))
+    }
+}
+
+impl Serialize for ServerEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// What requires a WebSocket, before an address.
+const WEBSOCKET: &str = "wss://";
+const SERVER_EXPECTED: &str =
+    "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
 
 /// The address of a server that an edge dials, with the name that its certificate must contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,6 +159,8 @@ pub struct ServerAddress {
     pub at: Target,
     /// The name or address in the server's certificate; also sent as `:authority`.
     pub dns: Host,
+    /// Whether links to it are always inside of a WebSocket.
+    pub is_websocket: bool,
 }
 
 /// `[edge.session]`: limits of sessions.
@@ -166,7 +225,7 @@ pub(crate) fn uplink(
         uplink.node = env_node(&table, env, report).unwrap_or(uplink.node);
     }
     check_token(&table, uplink.token.as_ref(), certified, report);
-    warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.host), report);
+    warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.at.host), report);
     warn_template(&table, "tls_server_name", uplink.tls_server_name.iter(), report);
     table.close(&uplink, report);
     uplink
@@ -218,27 +277,6 @@ fn check_token(
             "the token contains ' ' or ':', which a token file cannot contain: the server will reject it";
         report.warn(table.key("token"), WarningKind::Unexpected, text);
     }
-}
-
-/// One of `servers`.
-struct ServerTarget(Target);
-
-impl<'de> Deserialize<'de> for ServerTarget {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected =
-            "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
-        let text: String = forms::filled_text(deserializer)?;
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| D::Error::custom(expected))?;
-        if let (Some(host), Ok(port)) = (template(host), port.parse()) {
-            return Ok(Self(Target { host, port }));
-        }
-        text.parse().map(Self).map_err(|_| D::Error::custom(expected))
-    }
-}
-
-fn servers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Target>, D::Error> {
-    let servers = Vec::<ServerTarget>::deserialize(deserializer)?;
-    Ok(servers.into_iter().map(|ServerTarget(server)| server).collect())
 }
 
 /// Reads `tls_server_name`; an empty text means none.

@@ -42,6 +42,11 @@ pub struct LinkListenerConfig {
     ///
     /// Example: `["10.0.0.5", "10.0.0.6"]`
     pub proxy_protocol: Networks,
+    /// Networks or addresses of HTTP proxies in front of that port, through which links come inside of a WebSocket. The
+    /// address of such a link is the last one in X-Forwarded-For that is none of these.
+    ///
+    /// Example: `["10.0.0.7"]`
+    pub trusted_proxies: Networks,
     /// The ports for operators.
     #[serde(skip)]
     pub ports: AdminPorts,
@@ -83,6 +88,7 @@ impl Default for LinkListenerConfig {
             name: None,
             listen: (Ipv6Addr::UNSPECIFIED, 9000).into(),
             proxy_protocol: Networks::default(),
+            trusted_proxies: Networks::default(),
             ports: AdminPorts::default(),
             congestion: None,
             key: "/etc/tunnel/certs/server.key".into(),

@@ -21,7 +21,7 @@ use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, link_alpn};
 
 /// The contents of the files; some are reloaded on change.
 pub(crate) struct LoadedEdgeFiles {
@@ -75,7 +75,7 @@ impl LoadedEdgeFiles {
     ) -> Result<Self, NotPrepared> {
         let uplink = &settings.uplink;
         let trust = Trust::Ca(uplink.ca.clone());
-        let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = TlsClientConfig { trust, identity: None, alpn: link_alpn() }.load();
         let tls = startup.collect(StartupErrorKind::Config, &["edge.uplink.ca"], tls);
         let servers = uplink.server_addresses().map(|server| ServerEndpoint::new(&server)).collect();
         let servers = startup.collect(StartupErrorKind::Config, &["edge.uplink.tls_server_name"], servers);

@@ -354,6 +354,7 @@ impl NodeWithLinks {
             sessions: Some(self.sessions() as u64),
             version: self.version().map(Into::into),
             bytes: Some(self.bytes()),
+            websocket: primary.websocket().map(Into::into),
         }
     }
 

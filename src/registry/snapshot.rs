@@ -39,8 +39,9 @@ impl Registry {
         all.sort_unstable_by_key(|(node, _)| node.as_str());
         let mut bytes = 0;
         let fits = |(node, linked): &&(&NodeName, &LinkedNode)| {
-            let version = linked.link.ends().and_then(|ends| ends.version.as_deref());
-            bytes += node.as_str().len() + version.map_or(0, str::len);
+            let ends = linked.link.ends();
+            let texts = ends.into_iter().flat_map(|ends| [&ends.version, &ends.websocket]).flatten();
+            bytes += node.as_str().len() + texts.map(|text| text.len()).sum::<usize>();
             bytes <= MAX_PAGE_BYTES
         };
         let page: Vec<_> = all.iter().take(most).take_while(fits).collect();

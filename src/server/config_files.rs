@@ -24,7 +24,7 @@ use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::link_auth::LinkCaFiles;
 use tunnel_net::tls::peer::{PeerTls, PeerTlsConfig};
 use tunnel_net::tls::pem;
-use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig};
+use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig, link_alpn};
 use tunnel_proto::names::UserName;
 
 /// The contents of the files.
@@ -119,7 +119,7 @@ pub(crate) fn tls(
     }
     let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
     let clients = ClientAuth::Links(clients);
-    let server = TlsServerConfig { identity, clients, params, alpn: vec![b"h2".to_vec()] };
+    let server = TlsServerConfig { identity, clients, params, alpn: link_alpn() };
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 

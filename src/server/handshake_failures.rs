@@ -11,6 +11,10 @@ use tunnel_net::tls::handshake::TlsAcceptError;
 /// balancers close theirs after checking that the port is open.
 pub(crate) fn report(failure: &TlsAcceptError, from: IpAddr, metrics: &Metrics) {
     match &failure.error {
+        None if failure.reason == "websocket" => limited!(
+            metrics.refuse(Door::Links, failure.reason, from) => warn,
+            remote_addr = %from, reason = failure.why, "request for a WebSocket refused"
+        ),
         None | Some(TlsHandshakeError::Closed) => metrics.count_refusal(Door::Links, failure.reason),
         Some(error) => limited!(
             metrics.refuse(Door::Links, failure.reason, from) => warn,

@@ -24,6 +24,7 @@ use tunnel_link::grpc::accept::{
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler, ConnectionRejection};
+use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpListenSocket, tune_link};
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_proto::frame::Remote;
@@ -31,10 +32,11 @@ use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, UserHello};
 use tunnel_proto::names::{Instance, UserDevice};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
-/// in the networks of `proxies` send a PROXY header.
+/// in the networks of `proxies` send a PROXY header, those in `http_proxies` X-Forwarded-For.
 pub(crate) fn spawn(
     listener: TcpListenSocket,
     proxies: Networks,
+    http_proxies: Networks,
     made: Option<mpsc::Receiver<LinkReader>>,
     shared: Arc<ServerContext>,
 ) {
@@ -49,7 +51,7 @@ pub(crate) fn spawn(
     let limits = AcceptSettings { limiter, proxies, metrics, door: Door::Links, for_operators: false };
     let handshakes =
         TlsHandshaker::new(shared.tls.clone(), shared.pool.clone(), shared.pending.handshakes.clone());
-    let handler = LinkConnectionHandler { arrivals, handshakes, shared };
+    let handler = LinkConnectionHandler { arrivals, handshakes, http_proxies, shared };
     links.spawn(info_span!("grpc"), accept_loop::run(listener, limits, handler, links.clone()));
 }
 
@@ -106,7 +108,8 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     let refusals = &shared.link_context.metrics.refusals;
     limited!(
         refusals.may_log_about("node_linked", &hello.node) => info,
-        link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.generation(), "node is linked"
+        link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.generation(),
+        websocket = link.websocket(), "node is linked"
     );
     // The sessions of an unresponsive link move at once. The edge's choice between the links would come an RTT later.
     if let Some(silent) = shared.registry.insert(linked(&link), hello.purpose == LinkPurpose::Backup) {
@@ -238,6 +241,8 @@ pub(crate) struct LinkConnectionHandler {
     /// Limits concurrent handshakes and calls. When thousands of edges link again at once they queue here: a rejected
     /// edge would only dial again later.
     pub(crate) handshakes: TlsHandshaker,
+    /// The networks of proxies that name the client in X-Forwarded-For.
+    pub(crate) http_proxies: Networks,
     pub(crate) shared: Arc<ServerContext>,
 }
 
@@ -263,18 +268,27 @@ impl ConnectionHandler for LinkConnectionHandler {
     }
 
     async fn handle(self: Arc<Self>, accepted: Accepted) {
-        let Accepted { socket, from, permit } = accepted;
+        let Accepted { socket, from, mut permit } = accepted;
         if let Err(e) = tune_link(&socket, self.shared.link_context.congestion.as_deref()) {
             return debug!(error = %e, "connection closed immediately");
         }
-        let shaking = self.handshakes.accept(socket, from, &permit);
-        let accepted = match shaking.instrument(info_span!("handshake", remote_addr = %from)).await {
+        let shaking = self.handshakes.accept_link(socket, from, &permit, &self.http_proxies);
+        let (accepted, client) = match shaking.instrument(info_span!("handshake", remote_addr = %from)).await
+        {
             Ok(accepted) => accepted,
             Err(failure) => {
                 handshake_failures::report(&failure, from.ip(), &self.shared.link_context.metrics);
                 return debug!("{failure}");
             }
         };
+        let metrics = self.shared.link_context.metrics.clone();
+        if client.ip() != from.ip() {
+            // The connections of all clients of a proxy must not be those of one source.
+            let own = self.shared.pending.waiting.try_acquire(&Source::of(client.ip()));
+            let Ok(own) = own else { return metrics.count_refusal(Door::Links, "limit_reached") };
+            permit = own;
+        }
+        let lost = permit.revoked();
         let certificate = self.shared.edge_links.certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
         let takes_enrolments = self.shared.enrolment.initialized();
@@ -284,7 +298,11 @@ impl ConnectionHandler for LinkConnectionHandler {
         let link_context = self.shared.link_context.clone();
         // The handler is not kept for the life of the link, which may be days.
         drop(self);
-        serve(io, from, arrivals, link_context, waiting).await;
+        tokio::select! {
+            biased;
+            () = serve(io, client, arrivals, link_context, waiting) => {}
+            () = lost.cancelled() => metrics.count_refusal(Door::Links, "evicted"),
+        }
     }
 }
 

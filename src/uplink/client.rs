@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::edge::ServerAddress;
+use crate::config::edge::{ServerAddress, ServerEntry};
 use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
 use crate::registry::uplinks::Uplinks;
 use crate::route::{OpenError, PathProvider, SessionRequest, SessionRouter};
@@ -30,7 +30,7 @@ use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, link_alpn};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::LinkPurpose;
@@ -40,7 +40,7 @@ use tunnel_proto::names::{DeviceName, Host, Instance, NodeName, Target, UserName
 #[derive(Debug, Clone)]
 pub struct UserLinkConfig {
     /// Servers in order of preference, at least one.
-    pub servers: Vec<Target>,
+    pub servers: Vec<ServerEntry>,
     /// Name in the servers' certificate, if it differs from the dialled name.
     pub tls_server_name: Option<Host>,
     /// The user's machine.
@@ -232,12 +232,12 @@ fn dialer(config: UserLinkConfig, context: &LinkContext, pool: BufferPool) -> Re
         UserCredentials::Token(user, tokens) => (Some(user), tokens, None),
         UserCredentials::Certificate(identity) => (None, ReloadedValue::fixed(Vec::new()), Some(identity)),
     };
-    let tls =
-        TlsClientConfig { trust: ca.map_or(Trust::System, Trust::Ca), identity, alpn: vec![b"h2".to_vec()] };
+    let trust = ca.clone().map_or(Trust::System, Trust::Ca);
+    let tls = TlsClientConfig { trust, identity, alpn: link_alpn() };
     let tls = tls.load().map_err(|cause| cause.to_string())?;
-    let endpoint = |at: Target| {
+    let endpoint = |ServerEntry { at, is_websocket }| {
         let dns = tls_server_name.clone().unwrap_or_else(|| at.host.clone());
-        ServerEndpoint::new(&ServerAddress { at, dns })
+        ServerEndpoint::new(&ServerAddress { at, dns, is_websocket })
     };
     let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
     Ok(LinkDialer {
@@ -247,6 +247,7 @@ fn dialer(config: UserLinkConfig, context: &LinkContext, pool: BufferPool) -> Re
         tokens,
         turn: AtomicUsize::new(0),
         tls,
+        ca,
         own: None,
         proxy: proxy.parse().map_err(|cause| cause.to_string())?,
         known: CachingResolver::new(Resolver::system(), RESUME_TIMEOUT, context.drain.clone()),

@@ -3,8 +3,11 @@
 pub mod caching_resolver;
 pub(crate) mod client_certificate;
 pub mod messages;
+pub(crate) mod websocket;
 
+use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -19,14 +22,16 @@ use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, ClientConfig};
+use tokio_util::either::Either;
 use tracing::info;
 
 use crate::config::SecretString;
 use crate::config::edge::ServerAddress;
 use crate::uplink::link_dialer::caching_resolver::{CachingResolver, ResolvedServer};
 use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
+use crate::uplink::link_dialer::websocket::{NO_HTTP_2, WebSocketError, WebSocketUse, reason_of_tls};
 use crate::uplink::moves::dial_order;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
@@ -39,9 +44,9 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::DnsLookupError;
 use tunnel_net::socket::Buffered;
-use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_proto::hello::{EdgeHello, LinkPurpose, UserHello, UserProof};
+use tunnel_net::tls::{self, Trust};
+use tunnel_proto::hello::{EdgeHello, LinkPurpose, UserHello, UserProof, with_websocket};
 use tunnel_proto::names::{DeviceName, Host, NodeName, Target, UserName};
 
 /// The dialer of links: resolves a server, connects to it, and proves the node's name or the user.
@@ -58,6 +63,8 @@ pub(crate) struct LinkDialer {
     /// Index of the token to try next. It stays the same while that token is accepted.
     pub(crate) turn: AtomicUsize,
     pub(crate) tls: ReloadedValue<ClientConfig>,
+    /// File of the CAs of servers, if they are not those of the system.
+    pub(crate) ca: Option<PathBuf>,
     /// Certificate presented in addition to the token, once issued. If a server seems to reject it, only every second
     /// attempt presents it.
     pub(crate) own: Option<EdgeCertificate>,
@@ -87,6 +94,7 @@ pub(crate) struct ServerEndpoint {
     authority: String,
     /// Whether the next attempt presents no certificate.
     declined: AtomicBool,
+    websocket: WebSocketUse,
 }
 
 /// Why a link could not be dialled.
@@ -94,6 +102,8 @@ struct DialFailure {
     /// A fixed label for metrics.
     reason: &'static str,
     error: anyhow::Error,
+    /// Why a link may pass inside of a WebSocket.
+    websocket: Option<String>,
 }
 
 /// Why no server gave a link.
@@ -143,7 +153,8 @@ impl ServerEndpoint {
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
         let at = server.at.clone();
         let name = tls::server_name(&server.dns.to_string())?;
-        Ok(Self { at, name, authority, declined: AtomicBool::new(false) })
+        let websocket = WebSocketUse::new(server.is_websocket);
+        Ok(Self { at, name, authority, declined: AtomicBool::new(false), websocket })
     }
 }
 
@@ -223,10 +234,12 @@ impl LinkDialer {
         preference: DialPreference,
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        self.try_connect(server, preference, purpose).await.map_err(|DialFailure { reason, error }| {
-            self.link_context.metrics.link_dial_failures.count(reason);
-            error
-        })
+        self.try_connect(server, preference, purpose).await.map_err(
+            |DialFailure { reason, error, .. }| {
+                self.link_context.metrics.link_dial_failures.count(reason);
+                error
+            },
+        )
     }
 
     async fn try_connect(
@@ -250,22 +263,38 @@ impl LinkDialer {
             }
             Ok(socket)
         };
-        let shows = shown.is_some();
-        let shake = |socket, is_again| {
-            // The server may accept both attempts, and must not close the link that this edge keeps.
-            let is_primary = purpose == LinkPurpose::Primary;
-            let purpose = if is_again && is_primary { LinkPurpose::Backup } else { purpose };
-            self.link(to, purpose, socket, shown.clone())
+        let attempt = async |websocket: Option<&str>| {
+            let shake = |socket, is_again| {
+                // The server may accept both attempts, and must not close the link that this edge keeps.
+                let is_primary = purpose == LinkPurpose::Primary;
+                let purpose = if is_again && is_primary { LinkPurpose::Backup } else { purpose };
+                self.link(to, purpose, socket, shown.clone(), websocket)
+            };
+            path_mtu::handshake(connect, shake).await
         };
-        let made = path_mtu::handshake(connect, shake).await.map_err(|DialFailure { reason, error }| {
+        let mut websocket = to.websocket.reason();
+        let mut made = attempt(websocket.as_deref()).await;
+        if let Err(DialFailure { websocket: reason @ Some(_), .. }) = &mut made {
+            websocket = reason.take();
+            let again = attempt(websocket.as_deref()).await;
+            made = again.map_err(|again| match (made, again.error.downcast_ref()) {
+                // Without a WebSocket, the reason for it is the error.
+                (Err(first), Some(WebSocketError { is_tls: true, .. })) => first,
+                (Err(DialFailure { error, reason, .. }), Some(why)) => {
+                    failed(reason)(anyhow!("{error:#}; {why}"))
+                }
+                _ => again,
+            });
+        }
+        let is_answered = made.as_ref().map_or_else(|failure| failure.error.is::<LinkDialError>(), |_| true);
+        to.websocket.tried(websocket, is_answered, made.is_ok());
+        let shows = shown.is_some();
+        let reader = made.map_err(|failure| {
             // A server that accepts no client certificates, or not this one, closes the connection.
-            to.declined.store(shows && is_broken(&error), Relaxed);
-            DialFailure {
-                reason,
-                error: if shows { error.context(messages::CERTIFICATE_PRESENTED) } else { error },
-            }
-        });
-        let reader = made?;
+            to.declined.store(shows && is_broken(&failure.error), Relaxed);
+            let context = |error: anyhow::Error| error.context(messages::CERTIFICATE_PRESENTED);
+            DialFailure { error: if shows { context(failure.error) } else { failure.error }, ..failure }
+        })?;
         let is_proxied = self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&to.at));
         let at = reader.link.ends().and_then(|ends| ends.remote).filter(|_| !is_proxied);
         Ok(NewLink { reader, server, at, tokens })
@@ -287,36 +316,65 @@ impl LinkDialer {
         Ok(shown)
     }
 
-    /// Makes the TLS and link handshakes over a connection. `shown` is the TLS config that presents a certificate.
+    /// Makes the TLS and link handshakes over a connection. `shown` is the TLS config that presents a certificate,
+    /// `websocket` why they are inside of a WebSocket.
     async fn link(
         &self,
         to: &ServerEndpoint,
         purpose: LinkPurpose,
         socket: TcpStream,
         shown: Option<Arc<ClientConfig>>,
+        websocket: Option<&str>,
     ) -> Result<LinkReader, DialFailure> {
         let shows = shown.is_some();
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
+        let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
+        let late = |_| failed("tls_timeout")(silent(CONNECT_TIMEOUT));
+        let socket = if websocket.is_some() {
+            let connecting =
+                websocket::connect(socket, &to.at, Trust::Public(self.ca.clone()), self.pool.clone());
+            let connected = timeout(CONNECT_TIMEOUT, Box::pin(connecting)).await.map_err(late)?;
+            Either::Right(connected.map_err(failed("websocket"))?)
+        } else {
+            Either::Left(socket)
+        };
         let io =
             timeout(CONNECT_TIMEOUT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
-        let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
-        let io = io.await.map_err(|_| silent(CONNECT_TIMEOUT)).map_err(failed("tls_timeout"))?;
-        let io = io.map_err(|e| match TlsHandshakeError::of(&e) {
+        let io = io.await.map_err(late)?.map_err(|e| match TlsHandshakeError::of(&e) {
             TlsHandshakeError::Stopping => failed(LinkDialError::Stopping.reason())(LinkDialError::Stopping),
-            _ => failed("tls")(anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows))),
+            fault => {
+                let failure = failed("tls")(anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)));
+                DialFailure { websocket: reason_of_tls(&fault).filter(|_| websocket.is_none()), ..failure }
+            }
         })?;
+        // A balancer that ends TLS may pass HTTP/2 without ALPN.
+        let alpn = io.get_ref().1.alpn_protocol();
+        let is_offered = alpn.is_some();
+        if alpn.is_some_and(|alpn| alpn != tls::HTTP_2) {
+            let error = io::Error::other(rustls::Error::NoApplicationProtocol);
+            let failure = failed("tls")(anyhow!(messages::no_tls(&error, &to.at, &to.name.to_str(), shows)));
+            return Err(DialFailure { websocket: Some(NO_HTTP_2.to_owned()), ..failure });
+        }
         let tokens = self.tokens.load();
         let turn = self.turn.load(Relaxed);
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", SecretString::reveal);
-        let metadata = self.hello(purpose, token);
+        let mut metadata = self.hello(purpose, token);
+        if let Some(why) = websocket {
+            with_websocket(&mut metadata, why);
+        }
         let context = &self.link_context;
         let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, &self.node, metadata, context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
-        dialled.map_err(|error| match error {
-            LinkDialError::Timeout => failed(error.reason())(silent(ANSWER_TIMEOUT)),
-            error => failed(error.reason())(error),
+        dialled.map_err(|error| {
+            let is_sure = !is_offered || self.user.is_some();
+            let reason = to.websocket.reason_after(&error, is_sure, shows).filter(|_| websocket.is_none());
+            let failure = match error {
+                LinkDialError::Timeout => failed(error.reason())(silent(ANSWER_TIMEOUT)),
+                error => failed(error.reason())(error),
+            };
+            DialFailure { websocket: reason, ..failure }
         })
     }
 
@@ -370,12 +428,11 @@ impl LinkDialer {
                 failed(reason)(anyhow::anyhow!(messages::no_connection(&why, named)))
             })
         };
-        dialled.await.map_err(|DialFailure { reason, error }| match failure {
+        dialled.await.map_err(|DialFailure { reason, error, .. }| match failure {
             Some(failure) => {
-                let error = error.context(format!("{failure}; the last known addresses were dialled"));
-                DialFailure { reason, error }
+                failed(reason)(error.context(format!("{failure}; the last known addresses were dialled")))
             }
-            None => DialFailure { reason, error },
+            None => failed(reason)(error),
         })
     }
 
@@ -400,7 +457,7 @@ impl LinkDialer {
 
 /// Returns a conversion of errors that adds the reason for metrics.
 fn failed<E: Into<anyhow::Error>>(reason: &'static str) -> impl FnOnce(E) -> DialFailure {
-    move |error| DialFailure { reason, error: error.into() }
+    move |error| DialFailure { reason, error: error.into(), websocket: None }
 }
 
 /// Returns true if a connection ended during the TLS handshake or before the response to the first request. In TLS 1.3,
@@ -408,7 +465,7 @@ fn failed<E: Into<anyhow::Error>>(reason: &'static str) -> impl FnOnce(E) -> Dia
 fn is_broken(why: &anyhow::Error) -> bool {
     match why.downcast_ref() {
         Some(dialled) => matches!(dialled, LinkDialError::Broken(_) | LinkDialError::CertificateRejected(_)),
-        None => !why.is::<Elapsed>(),
+        None => !why.is::<Elapsed>() && !why.is::<WebSocketError>(),
     }
 }
 

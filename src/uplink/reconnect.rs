@@ -206,7 +206,7 @@ impl Reconnector {
         backup: &mut BackupDialer,
     ) -> ReconnectPlan {
         let CurrentLink { link, place, at, .. } = current;
-        info!(link = %link.id, server = self.dialer.display_name(place.server), instance = link.instance.map(field::debug), dialect = link.generation(), "linked");
+        info!(link = %link.id, server = self.dialer.display_name(place.server), instance = link.instance.map(field::debug), dialect = link.generation(), websocket = link.websocket(), "linked");
         reader.begin();
         self.began(link);
         if let Some(reader) = unresponsive {

@@ -20,7 +20,7 @@ use crate::support::users::{self, USER_TOKEN};
 use crate::support::{assert_eventually, pause_time, targets};
 
 /// Returns the doctor's findings for a config: name, state and text of each check.
-async fn findings(
+pub(crate) async fn findings(
     place: &TestDir,
     role: DoctorRole,
     text: &str,

@@ -92,7 +92,7 @@ pub(crate) fn line(server: impl std::fmt::Display, code: &str, to: &Path) -> Joi
     }
 }
 
-async fn join(server: SocketAddr, code: &str, to: &Path) -> Result<String, CommandError> {
+pub(crate) async fn join(server: SocketAddr, code: &str, to: &Path) -> Result<String, CommandError> {
     join::run(&line(server, code, to), &Environment::default(), std::io::empty()).await
 }
 
@@ -449,7 +449,10 @@ async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_non
     }
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "nothing else is left");
     assert_eq!(std::fs::read(dir.join("ca.crt")).unwrap(), std::fs::read(&place.files.ca).unwrap());
-    assert_eq!((&laptop.servers[..], laptop.device.as_str()), (&[at.into()][..], "laptop"));
+    assert_eq!(
+        (&laptop.servers[..], laptop.device.as_str()),
+        (&[at.to_string().parse().unwrap()][..], "laptop")
+    );
     let UserCredentials::Token(user, token) = &laptop.proof else { panic!("{laptop:?}") };
     assert_eq!((user.as_str(), token.load()[0].reveal().len()), ("alice", 64));
     assert!(std::fs::read_to_string(place.path().join("enrolled")).unwrap().contains("alice/laptop"));

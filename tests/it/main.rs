@@ -67,3 +67,4 @@ mod tcp;
 mod tls;
 mod user_links;
 mod version;
+mod websocket;

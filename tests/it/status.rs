@@ -20,13 +20,13 @@ use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
 use crate::support::{Stopwatch, assert_eventually, pause_time, servers, targets, wait_until};
 
 /// Returns the path of a program's admin socket, and the table that configures it.
-fn socket(place: &TestDir, role: &str) -> (PathBuf, String) {
+pub(crate) fn socket(place: &TestDir, role: &str) -> (PathBuf, String) {
     let path = place.path().join(format!("{role}.sock"));
     let table = format!("[{role}.admin]\nlisten = \"unix:{}\"\n", path.display());
     (path, table)
 }
 
-async fn status(path: &Path) -> StatusResponse {
+pub(crate) async fn status(path: &Path) -> StatusResponse {
     let json = status::status(Some(path.to_owned()), Format::Json, &Environment::default()).await.unwrap();
     serde_json::from_str(&json).unwrap()
 }

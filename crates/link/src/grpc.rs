@@ -78,6 +78,7 @@ fn ends(io: &impl Connection) -> LinkEndpoints {
         dialled: false,
         version: None,
         server_name: None,
+        websocket: None,
     }
 }
 

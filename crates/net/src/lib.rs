@@ -27,6 +27,7 @@ pub mod socket;
 pub mod tcp_info;
 pub mod tls;
 pub mod unix_accept;
+pub mod websocket;
 
 use std::io;
 use std::task::{Context, Poll};

@@ -88,6 +88,9 @@ pub enum Trust {
     Ca(PathBuf),
     /// Servers with a certificate from a CA that the system trusts.
     System,
+    /// Servers with a certificate from a CA in this file, or one that the system trusts. On a system without any, those
+    /// of Mozilla.
+    Public(Option<PathBuf>),
     /// Any server: for loopback targets, where no third party is on the path, and where the operator allows it.
     NoVerify,
 }
@@ -161,6 +164,14 @@ impl TlsClientConfig {
         let builder = match (&self.trust, ca) {
             (Trust::Ca(path), Some(pem)) => builder.with_root_certificates(roots(path, pem)?),
             (Trust::Ca(path), None) => return Err(format!("{} is missing", path.display())),
+            (Trust::Public(path), pem) => {
+                let mut public = system_roots()
+                    .unwrap_or_else(|_| webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect());
+                if let (Some(path), Some(pem)) = (path, pem) {
+                    public.extend(roots(path, pem)?.roots);
+                }
+                builder.with_root_certificates(public)
+            }
             (Trust::System, _) => builder.with_root_certificates(system_roots()?),
             (Trust::NoVerify, _) => {
                 let anyone = Arc::new(NoVerifier(Arc::clone(&provider)));
@@ -178,6 +189,16 @@ impl TlsClientConfig {
         Ok(config)
     }
 }
+
+/// The application protocols (ALPN) at both ends of a link. HTTP/1.1 is for [WebSockets](crate::websocket).
+pub fn link_alpn() -> Vec<Vec<u8>> {
+    vec![HTTP_2.to_vec(), HTTP_1.to_vec()]
+}
+
+/// The protocol of links.
+pub const HTTP_2: &[u8] = b"h2";
+/// The protocol of WebSockets.
+pub const HTTP_1: &[u8] = b"http/1.1";
 
 /// Parses the name to check a server's certificate against: a DNS name or an IP address.
 ///
@@ -240,8 +261,8 @@ impl ClientAuth {
 impl Trust {
     fn ca(&self) -> Option<&PathBuf> {
         match self {
-            Self::Ca(ca) => Some(ca),
-            Self::System | Self::NoVerify => None,
+            Self::Ca(ca) | Self::Public(Some(ca)) => Some(ca),
+            Self::Public(None) | Self::System | Self::NoVerify => None,
         }
     }
 }

@@ -87,6 +87,8 @@ pub struct ListedNode {
     pub version: Option<Box<str>>,
     /// Bytes sent to it and received from it since it was linked; servers of earlier versions do not tell them.
     pub bytes: Option<[u64; 2]>,
+    /// Why it is linked through a WebSocket, at most [`MAX_WEBSOCKET_CHARS`] characters; `None` if it is not.
+    pub websocket: Option<Box<str>>,
 }
 
 /// Maximum number of nodes in a [`NodePage`].
@@ -94,6 +96,9 @@ pub const MAX_PAGE_NODES: usize = 500;
 
 /// Maximum length of a program's version in a [`ListedNode`].
 pub const MAX_VERSION_CHARS: usize = 40;
+
+/// Maximum length of the reason for a WebSocket.
+pub const MAX_WEBSOCKET_CHARS: usize = 80;
 
 /// The load of a server, as announced to its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -122,6 +122,7 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
         sessions: None,
         version: None,
         bytes: None,
+        websocket: None,
     };
     let second =
         ListedNode { node: "edge-2".parse().unwrap(), age: Duration::ZERO, address: None, ..first.clone() };

@@ -5,8 +5,9 @@ use std::fmt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 
-use crate::frame::MAX_VERSION_CHARS;
+use crate::frame::{MAX_VERSION_CHARS, MAX_WEBSOCKET_CHARS};
 use crate::names::{DeviceName, Instance, NameError, NodeName, ServerDisplayName, UserName};
+use crate::printable::printable;
 
 /// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
@@ -325,6 +326,17 @@ pub fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     (!text.is_empty()).then(|| text.into())
 }
 
+/// Adds to a request why its link is inside of a WebSocket.
+pub fn with_websocket(headers: &mut HeaderMap, why: &str) {
+    headers.extend(HeaderValue::from_str(why).ok().map(|why| (WEBSOCKET, why)));
+}
+
+/// Returns why the link of a request is inside of a WebSocket; `None` if it is not.
+pub fn websocket(headers: &HeaderMap) -> Option<Box<str>> {
+    let text = headers.get(&WEBSOCKET)?.to_str().ok()?;
+    Some(printable(text).chars().take(MAX_WEBSOCKET_CHARS).collect())
+}
+
 /// Returns the remote's process. A remote that announces no version, or no process, is plain.
 fn remote_instance(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion> {
     match headers.get(&DIALECT) {
@@ -353,6 +365,7 @@ const SERVER_NAME: HeaderName = HeaderName::from_static("tunnel-server-name");
 /// Header without meaning, as long as a full segment.
 const PADDING: HeaderName = HeaderName::from_static("tunnel-padding");
 /// Header with the version of the program, for people.
+const WEBSOCKET: HeaderName = HeaderName::from_static("tunnel-websocket");
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// Header with the machine of a user who proves herself by a certificate.
 const DEVICE: HeaderName = HeaderName::from_static("tunnel-device");

@@ -197,6 +197,7 @@ impl AdminContext {
             instance: link.instance.map(|process| format!("{process:?}")),
             version: ends.and_then(|ends| ends.version.as_deref()).map(str::to_owned),
             dialect: Some(link.generation().to_owned()),
+            websocket: link.websocket().map(str::to_owned),
             since: Some(self.clock.time(link.created_at())),
             rtt_seconds: link.measured_round_trip().map(|trip| trip.as_secs_f64()),
             sessions: link.sessions(),

@@ -6,10 +6,9 @@ use crate::command::client;
 use crate::command::doctor::links::Caller;
 use crate::command::doctor::{DoctorArgs, DoctorFindings, Finding, Tested, WARN_BEFORE_EXPIRY_DAYS};
 use crate::config::Environment;
-use crate::config::edge::ServerAddress;
 use crate::listener::denial::Denial;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
-use tunnel_net::tls::{TlsClientConfig, Trust, certificate, pem};
+use tunnel_net::tls::{TlsClientConfig, Trust, certificate, link_alpn, pem};
 use tunnel_proto::hello::{UserHello, UserProof};
 use tunnel_proto::names::{Instance, NodeName};
 
@@ -43,19 +42,17 @@ pub(super) fn caller(
         }
     };
     let trust = config.ca.clone().map_or(Trust::System, Trust::Ca);
-    let tls = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load();
+    let tls = TlsClientConfig { trust, identity, alpn: link_alpn() }.load();
     let tls = tls.map_err(|why| Finding::error("config", why, "files that belong together", ""))?.load();
     found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
-    let servers = config.servers.iter().map(|at| {
-        let dns = config.tls_server_name.as_ref().unwrap_or(&at.host);
-        ServerAddress { at: at.clone(), dns: dns.clone() }
-    });
+    let servers = config.servers.iter().map(|server| server.address(config.tls_server_name.as_ref()));
     let instance = Instance::random();
     let hello = UserHello { proof, device: config.device.clone(), instance, is_backup: false };
     let caller = Caller {
         servers: (servers.collect(), "servers in client.toml"),
         proxy: config.proxy.clone(),
         tls,
+        ca: config.ca.clone(),
         ca_key: "ca in client.toml",
         node: NodeName::none(),
         name,

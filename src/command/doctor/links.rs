@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use http::HeaderMap;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
+use tokio_util::either::Either;
 
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::command::doctor::{DoctorArgs, DoctorFindings, Finding, TIMEOUT, Tested, check_of};
@@ -19,6 +22,7 @@ use crate::config::ProxyVariables;
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
 use crate::uplink::link_dialer::messages::{connection_hint, hint as tls_remedy, refusal_hint, user_hint};
+use crate::uplink::link_dialer::websocket::{self, FORCED, NO_HTTP_2, reason_of_call, reason_of_tls};
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
 use tunnel_base::metrics::Metrics;
@@ -33,7 +37,8 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
+use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust, link_alpn};
+use tunnel_net::websocket::WebSocket;
 use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::EdgeHello;
@@ -46,6 +51,8 @@ pub(super) struct Caller {
     pub(super) proxy: ProxyVariables,
     /// Its TLS with servers.
     pub(super) tls: Arc<ClientConfig>,
+    /// File of the CAs of servers, if they are not those of the system.
+    pub(super) ca: Option<PathBuf>,
     /// The key of the CAs that sign the servers' certificates.
     pub(super) ca_key: &'static str,
     /// Its node, or no node of a user's program.
@@ -70,7 +77,7 @@ impl Caller {
         }
         let identity = certificate.map(|file| IdentityFiles { cert: file.clone(), key: file.clone() });
         let trust = Trust::Ca(uplink.ca.clone());
-        let Ok(tls) = (TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }).load() else {
+        let Ok(tls) = (TlsClientConfig { trust, identity, alpn: link_alpn() }).load() else {
             return Ok(None);
         };
         let text = match (&uplink.token, &uplink.token_file) {
@@ -85,6 +92,7 @@ impl Caller {
             servers: (uplink.server_addresses().collect(), "edge.uplink.servers"),
             proxy: uplink.proxy.clone(),
             tls: tls.load(),
+            ca: Some(uplink.ca.clone()),
             ca_key: "edge.uplink.ca",
             name: node.to_string(),
             hello: (!is_linked).then(|| (instance, EdgeHello::edge_request(&node, token, instance))),
@@ -145,16 +153,40 @@ async fn check_server(
     // Each attempt has its own findings: of those that run at once, only one counts.
     let last = Cell::new(None);
     let before: &DoctorFindings = found;
-    let shake = async |socket: TcpStream, _| {
-        last.set(socket.peer_addr().ok());
-        let mut made = DoctorFindings::default();
-        made.add_ok(check, &reached);
-        match made.test(async |made| link(caller, server, socket, before, made).await).await {
-            Some(()) => Ok(made),
-            None => Err(made),
-        }
+    // Why a WebSocket may pass where HTTP/2 does not.
+    let reason = Cell::new(None);
+    let attempt = async |in_websocket: bool| {
+        let shake = async |socket: TcpStream, _| {
+            last.set(socket.peer_addr().ok());
+            let mut made = DoctorFindings::default();
+            made.add_ok(check, &reached);
+            let linking = async |made: &mut _| {
+                let io = secure(caller, server, socket, in_websocket, &reason).await?;
+                link(caller, server, io, &reason, before, made).await
+            };
+            match made.test(linking).await {
+                Some(()) => Ok(made),
+                None => Err(made),
+            }
+        };
+        let (Ok(made) | Err(made)) = path_mtu::handshake(&connect, shake).await;
+        made
     };
-    let (Ok(made) | Err(made)) = path_mtu::handshake(connect, shake).await;
+    let mut made = attempt(server.is_websocket).await;
+    let mut why = server.is_websocket.then(|| FORCED.to_owned());
+    if let Some(doubt) = reason.take().filter(|_| !server.is_websocket) {
+        let again = attempt(true).await;
+        match again.0.iter().find(|finding| [WEBSOCKET, WEBSOCKET_TLS].contains(&finding.check)) {
+            // Then the first error is the reason.
+            Some(failed) if failed.check == WEBSOCKET_TLS => {}
+            Some(_) => made.0.extend(again.0),
+            None => (made, why) = (again, Some(doubt)),
+        }
+    }
+    if let Some(why) = why.filter(|_| made.is_well()) {
+        let text = format!("{} is reached through a WebSocket, because {why}", server.at);
+        made.add_warning("path", text, WEBSOCKET_HINT);
+    }
     let answered = made.is_well();
     found.0.extend(made.0);
     let Some(ip) = last.get().map(|at| at.ip()) else { return Ok(()) };
@@ -171,20 +203,30 @@ async fn check_server(
     Ok(())
 }
 
-/// Makes the handshakes of TLS and of the link as the caller does, and closes the link at once. Only this tests whether
-/// token, name and version are accepted. `before` are the findings of earlier checks. Fails if the server has not
-/// answered.
-async fn link(
+/// Makes the handshake of TLS as the caller does: most errors of certificates show here. A failure may be a `reason` for
+/// a WebSocket.
+async fn secure(
     caller: &Caller,
     server: &ServerAddress,
     socket: TcpStream,
-    before: &DoctorFindings,
-    found: &mut DoctorFindings,
-) -> Tested {
+    in_websocket: bool,
+    reason: &Cell<Option<String>>,
+) -> Tested<Secured> {
     let at = &server.at;
-    // An error of the name was already reported by the check of the config.
-    let Ok(name) = tls::server_name(&server.dns.to_string()) else { return Ok(()) };
-    // TLS: most errors of certificates show here.
+    let name = tls::server_name(&server.dns.to_string());
+    let name = name.map_err(|why| Finding::error("tls", why, "a name", ""))?;
+    let socket = if in_websocket {
+        let connecting = websocket::connect(socket, at, Trust::Public(caller.ca.clone()), BufferPool::new());
+        let connected = timeout(TIMEOUT, connecting).await.map_err(|_| {
+            Finding::error(WEBSOCKET, format!("no WebSocket to {at} within {TIMEOUT:?}"), "", WEBSOCKET_HINT)
+        })?;
+        Either::Right(connected.map_err(|why| {
+            let check = if why.is_tls { WEBSOCKET_TLS } else { WEBSOCKET };
+            Finding::error(check, &why, "", WEBSOCKET_HINT)
+        })?)
+    } else {
+        Either::Left(socket)
+    };
     let socket = Buffered::new(socket, BufferPool::new());
     let secured = TlsConnector::from(Arc::clone(&caller.tls)).connect(name, socket);
     let secured = timeout(TIMEOUT, secured).await.map_err(|_| {
@@ -193,9 +235,29 @@ async fn link(
     })?;
     let io = secured.map_err(|error| {
         let fault = TlsHandshakeError::of(&error);
+        reason.set(reason_of_tls(&fault));
         let expectation = format!("a certificate for {}, signed by {}", server.dns, caller.ca_key);
         Finding::error(check_of(&fault), format!("{at}: {fault}"), &expectation, tls_remedy(&fault))
     })?;
+    if io.get_ref().1.alpn_protocol().is_some_and(|alpn| alpn != tls::HTTP_2) {
+        reason.set(Some(NO_HTTP_2.to_owned()));
+        return Err(Finding::error("tls", format!("{at}: {NO_HTTP_2}"), "HTTP/2", WEBSOCKET_HINT));
+    }
+    Ok(io)
+}
+
+/// Opens a link as the caller does, and closes it at once. Only this tests whether token, name and version are accepted.
+/// `before` are the findings of earlier checks. Fails if the server has not answered, which may be a `reason` for a
+/// WebSocket.
+async fn link(
+    caller: &Caller,
+    server: &ServerAddress,
+    io: Secured,
+    reason: &Cell<Option<String>>,
+    before: &DoctorFindings,
+    found: &mut DoctorFindings,
+) -> Tested {
+    let at = &server.at;
     found.add_ok("tls", format!("{at} presents a certificate for {} from our CA", server.dns));
     // The call for a link, by a process that keeps no session.
     let metrics = Metrics::edge();
@@ -224,6 +286,7 @@ async fn link(
         }
         Err(why) => why,
     };
+    reason.set(reason_of_call(&why));
     // A refusal is an answer too: it shows that large packets arrive.
     let is_refused = matches!(why, LinkDialError::Refused { .. });
     let failure = if is_refused && caller.hello.is_none() {
@@ -286,6 +349,14 @@ fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
         _ => ("a target that accepts connections", "start the service, and check its address and port"),
     }
 }
+
+/// The connection of a link.
+type Secured = TlsStream<Buffered<Either<TcpStream, WebSocket>>>;
+
+/// The checks of WebSockets, and of the TLS below them.
+const WEBSOCKET: &str = "websocket";
+const WEBSOCKET_TLS: &str = "websocket tls";
+const WEBSOCKET_HINT: &str = "let the proxy pass HTTP/2 (gRPC) or TLS to the server: links are faster then; otherwise let it pass WebSockets";
 
 #[cfg(test)]
 mod tests {

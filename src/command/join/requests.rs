@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rand::seq::SliceRandom as _;
@@ -10,6 +12,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_util::either::Either;
 
 use crate::command::CommandError;
 use crate::command::join::JoinArgs;
@@ -17,12 +20,15 @@ use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::AdvertisedCa;
 use crate::invitations::code::InvitationCode;
+use crate::uplink::link_dialer::websocket::{self, reason_of_tls};
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
+use tunnel_net::tls::{HTTP_2, TlsClientConfig, Trust, link_alpn, server_name};
+use tunnel_net::websocket::WebSocket;
 use tunnel_proto::names::Target;
 
 /// The request to join, and how to reach the servers.
@@ -37,6 +43,8 @@ pub(super) struct JoinClient<'a> {
     ca_file: &'static str,
     proxy: Option<OutboundProxy>,
     resolver: Resolver,
+    /// Whether a proxy on the path passes only WebSockets.
+    in_websocket: AtomicBool,
 }
 
 /// The error if no server granted the request.
@@ -81,6 +89,7 @@ impl<'a> JoinClient<'a> {
             ca_file,
             proxy: env.proxy.parse().map_err(|cause| CommandError::unusable(cause.to_string()))?,
             resolver: Resolver::system(),
+            in_websocket: AtomicBool::new(false),
         })
     }
 
@@ -163,9 +172,13 @@ impl<'a> JoinClient<'a> {
         let socket = self.connect(&addresses).await?;
         let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
         left.extend(addresses.into_iter().filter(|other| *other != at));
-        let anyone = self.encrypted(socket, at, Trust::NoVerify).await?;
-        let shown =
-            call_enrol(anyone, &authority, EnrolOperation::Ca).await.map_err(|why| miss(why, false))?;
+        let anyone = self.encrypted(socket, at, &Trust::NoVerify).await?;
+        let shown = call_enrol(anyone, &authority, EnrolOperation::Ca).await.map_err(|why| {
+            // HTTP/2 may break off at a proxy, so the next attempt is made in the other way.
+            let is_unanswered = matches!(why, EnrolCallError::Unanswered(_));
+            self.in_websocket.fetch_xor(is_unanswered, Relaxed);
+            miss(why, false)
+        })?;
         // If there are several CAs, only this one is trusted.
         let pin = self.code.pin();
         let fits = |block: &&str| {
@@ -178,7 +191,7 @@ impl<'a> JoinClient<'a> {
             pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {WRONG_CLOUD}", self.named(at))))?;
         self.folder.write(self.ca_file, pinned).map_err(JoinAttemptError::Here)?;
         let trust = Trust::Ca(self.folder.unfinished().join(self.ca_file));
-        let proved = self.encrypted(self.connect(&[at]).await?, at, trust).await?;
+        let proved = self.encrypted(self.connect(&[at]).await?, at, &trust).await?;
         let wish = EnrolOperation::Join(self.joining.clone());
         call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }
@@ -194,23 +207,50 @@ impl<'a> JoinClient<'a> {
         }
     }
 
+    /// Makes the TLS handshake with a server; inside of a WebSocket if a proxy ends TLS, and for later calls as well.
     async fn encrypted(
         &self,
         socket: TcpStream,
         at: SocketAddr,
-        trust: Trust,
-    ) -> Result<TlsStream<TcpStream>, JoinAttemptError> {
-        let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
-        let tls = tls.map_err(|cause| unanswered(cause.to_string()))?;
-        let accepted =
-            timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket)).await;
-        let at = self.named(at);
-        let accepted =
-            accepted.map_err(|_| unanswered(format!("{at} did not complete the TLS handshake")))?;
-        accepted.map_err(|cause| {
+        trust: &Trust,
+    ) -> Result<TlsStream<Either<TcpStream, WebSocket>>, JoinAttemptError> {
+        let settings = TlsClientConfig { trust: trust.clone(), identity: None, alpn: link_alpn() };
+        let tls = settings.load().map_err(|cause| unanswered(cause.to_string()))?;
+        let in_websocket = self.in_websocket.load(Relaxed);
+        let made = async {
+            let socket = if in_websocket {
+                // A proxy between is not trusted with anything.
+                let connected =
+                    websocket::connect(socket, &self.args.server, Trust::NoVerify, BufferPool::new()).await;
+                Either::Right(connected.map_err(|why| unanswered(why.to_string()))?)
+            } else {
+                Either::Left(socket)
+            };
+            Ok(TlsConnector::from(tls.load()).connect(self.name.clone(), socket).await)
+        };
+        let made = timeout(TIMEOUT, made).await;
+        let named = self.named(at);
+        let made = made.map_err(|_| unanswered(format!("{named} did not complete the TLS handshake")))??;
+        let error = made.as_ref().err().map(TlsHandshakeError::of);
+        let has_other = |io: &TlsStream<_>| io.get_ref().1.alpn_protocol().is_some_and(|alpn| alpn != HTTP_2);
+        let is_proxied = match (&made, &error) {
+            (Ok(io), _) => has_other(io),
+            (_, Some(error)) => reason_of_tls(error).is_some(),
+            _ => false,
+        };
+        if is_proxied && !in_websocket {
+            self.in_websocket.store(true, Relaxed);
+            let again = Box::pin(self.encrypted(self.connect(&[at]).await?, at, trust)).await;
+            match (again, &error) {
+                // The first error was no proxy's.
+                (Err(_), Some(_)) => self.in_websocket.store(false, Relaxed),
+                (again, _) => return again,
+            }
+        }
+        made.map_err(|cause| {
             let error = TlsHandshakeError::of(&cause);
             let name = self.name.to_str();
-            let text = format!("TLS handshake as {name:?} with {at} failed: {error}{}", hint(&error));
+            let text = format!("TLS handshake as {name:?} with {named} failed: {error}{}", hint(&error));
             let is_named = matches!(error, TlsHandshakeError::Name(_));
             if is_named { JoinAttemptError::Foreign(text) } else { unanswered(text) }
         })

@@ -125,7 +125,7 @@ fn the_documented_edge_config_is_secure_and_shows_the_defaults() {
     assert_eq!(documented.allow.targets, Targets::default());
     assert_eq!(documented.uplink.ca, least.uplink.ca);
     assert_eq!(documented.uplink.ports.admin_listen, least.uplink.ports.admin_listen);
-    assert_eq!(documented.uplink.servers[0].host.to_string(), "tunnel.example.org");
+    assert_eq!(documented.uplink.servers[0].at.host.to_string(), "tunnel.example.org");
 }
 
 #[test]

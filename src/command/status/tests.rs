@@ -13,6 +13,7 @@ fn sample_status() -> StatusResponse {
         instance: Some("00000001".into()),
         version: Some("0.1.0".into()),
         dialect: Some("extended".into()),
+        websocket: None,
         since: Some(1_000_000.0),
         rtt_seconds: Some(0.0123),
         sessions: 4,

@@ -222,6 +222,7 @@ fn page(question: u64, names: &[String], more: bool) -> NodePage {
         sessions: None,
         version: None,
         bytes: None,
+        websocket: None,
     };
     NodePage { question, nodes: names.iter().map(listed).collect(), more }
 }

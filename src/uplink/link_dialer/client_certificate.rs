@@ -11,7 +11,7 @@ use tracing::debug;
 use tunnel_base::files;
 use tunnel_net::reload::fingerprint;
 use tunnel_net::tls::certificate::NotAfter;
-use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, link_alpn};
 
 /// The edge's client certificate, issued through `[edge.csr]` and read from its file for each link, and the CA
 /// file for servers. Clones share the cache.
@@ -57,7 +57,7 @@ impl EdgeCertificate {
                 return Ok(kept.tls.clone());
             }
             let identity = Some(IdentityFiles { cert: file.clone(), key: file });
-            let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
+            let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: link_alpn() };
             let tls = settings.load().map_err(|cause| cause.to_string())?.load();
             *kept = Some(CachedTlsConfig { text, tls: tls.clone() });
             Ok(tls)

@@ -11,7 +11,7 @@ use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::hello::{UserHello, UserProof};
-use tunnel_proto::names::{Instance, Target, UserDevice};
+use tunnel_proto::names::{Instance, UserDevice};
 
 use super::call::Call;
 use super::programs::{TestDir, TestServer};
@@ -46,7 +46,7 @@ pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> U
     let tokens = ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)]);
     UserLinkConfig {
         tls_server_name: None,
-        servers: servers.iter().map(|at| Target::from(*at)).collect(),
+        servers: servers.iter().map(|at| at.to_string().parse().unwrap()).collect(),
         device,
         proof: UserCredentials::Token(user, tokens),
         ca: Some(place.files.ca.clone()),

@@ -53,7 +53,7 @@ pub(super) const LINKS_CLOSED: [&str; 7] = [
     "write_stalled",
 ];
 
-pub(super) const LINKS_REJECTED: [&str; 27] = [
+pub(super) const LINKS_REJECTED: [&str; 28] = [
     "bad_metadata",
     "bad_role",
     "call_timeout",
@@ -81,9 +81,10 @@ pub(super) const LINKS_REJECTED: [&str; 27] = [
     "too_many_links",
     "unchecked",
     "unknown_method",
+    "websocket",
 ];
 
-pub(super) const DIAL_FAILURES: [&str; 21] = [
+pub(super) const DIAL_FAILURES: [&str; 22] = [
     "address_unknown",
     "call_timeout",
     "closed_by_remote",
@@ -105,6 +106,7 @@ pub(super) const DIAL_FAILURES: [&str; 21] = [
     "token",
     "too_many_links",
     "unreachable",
+    "websocket",
 ];
 
 pub(super) const FRAMES_DROPPED: [&str; 8] = [

@@ -30,7 +30,9 @@ use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, pad, user_agent};
+use tunnel_proto::hello::{
+    EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, pad, user_agent, websocket,
+};
 use tunnel_proto::names::{NodeName, UserName};
 
 /// What arrives at the listener for links.
@@ -368,7 +370,12 @@ impl CallHandler {
             certificate: self.certificate.clone(),
             incoming,
             answer,
-            ends: LinkEndpoints { version: user_agent(&parts.headers), server_name, ..self.ends.clone() },
+            ends: LinkEndpoints {
+                version: user_agent(&parts.headers),
+                server_name,
+                websocket: websocket(&parts.headers),
+                ..self.ends.clone()
+            },
             shared: self.shared.clone(),
         };
         if self.arrivals.try_send(IncomingCall::Link(Box::new(call))).is_err() {

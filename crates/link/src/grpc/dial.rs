@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::grpc::executor::LinkExecutor;
-use http::{HeaderMap, HeaderValue, Request, Uri};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::oneshot;
@@ -25,7 +25,7 @@ use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::codec::encode;
 use tunnel_proto::codec::extended::heartbeat;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, user_agent};
+use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, user_agent, websocket};
 use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::printable::printable;
 
@@ -49,6 +49,9 @@ pub enum LinkDialError {
         /// The server's message.
         message: String,
     },
+    /// Another program than a server answered, with this HTTP status.
+    #[error("HTTP status {0}; check that this is the links port of a server")]
+    NotGrpc(StatusCode),
     /// The remote end is this process.
     #[error("server has dialled itself")]
     Itself,
@@ -79,7 +82,7 @@ impl LinkDialError {
             Self::Refused { code: Code::AlreadyExists, .. } => "name_in_use",
             Self::Refused { code: Code::FailedPrecondition, .. } => "no_primary_link",
             Self::Refused { code: Code::ResourceExhausted, .. } => "too_many_links",
-            Self::Refused { .. } => "rejected",
+            Self::Refused { .. } | Self::NotGrpc(_) => "rejected",
             Self::Itself => "self_dial",
             Self::Plain(_) | Self::NoPlain(_) => "plain_dialect",
             Self::OtherVersion(_) => "protocol_version",
@@ -190,9 +193,7 @@ impl LinkCallResponse {
             return Err(LinkDialError::Refused { code: status.code(), message: printable(status.message()) });
         }
         if !self.headers.status.is_success() {
-            let message =
-                format!("HTTP status {}; check that this is the links port of a server", self.headers.status);
-            return Err(LinkDialError::Refused { code: Code::Unknown, message });
+            return Err(LinkDialError::NotGrpc(self.headers.status));
         }
         Ok(())
     }
@@ -225,7 +226,7 @@ where
     let ahead = ReadAheadBound::default();
     let tcp_info = io.tcp().and_then(TcpInfoReader::of);
     pad(&mut metadata, padding(tcp_info.as_ref()));
-    let ends = ends(&io);
+    let ends = LinkEndpoints { websocket: websocket(&metadata), ..ends(&io) };
     let broken = |e: hyper::Error| match ahead.rejection() {
         Some(alert) => LinkDialError::CertificateRejected(alert.clone()),
         None => LinkDialError::Broken(cause(&e)),

@@ -22,6 +22,8 @@ pub struct LinkEndpoints {
     pub version: Option<Box<str>>,
     /// Name that the remote announces, if it is a server.
     pub server_name: Option<ServerDisplayName>,
+    /// Why the link is inside of a WebSocket; `None` if it is not.
+    pub websocket: Option<Box<str>>,
 }
 
 /// A snapshot of the messages and bytes that a link has moved since its start.
@@ -62,6 +64,11 @@ impl Link {
     pub fn packet_loss(&self) -> Option<MtuBlackHole> {
         let ends = self.ends().filter(|ends| ends.dialled)?;
         path_mtu::packet_loss(ends.remote?.ip())
+    }
+
+    /// Returns why the link is inside of a WebSocket; `None` if it is not.
+    pub fn websocket(&self) -> Option<&str> {
+        self.ends()?.websocket.as_deref()
     }
 
     /// Returns the name of the generation of a plain remote for the status, or *extended*.

@@ -79,6 +79,7 @@ impl TlsHandshakeError {
                 Self::Other(BAD_SERVER_NAME.to_owned())
             }
             rustls::Error::NoApplicationProtocol
+            | rustls::Error::PeerMisbehaved(PeerMisbehaved::SelectedUnofferedApplicationProtocol)
             | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Self::Protocol,
             rustls::Error::AlertReceived(AlertDescription::UserCanceled) => Self::Stopping,
             rustls::Error::AlertReceived(alert) if is_of_a_certificate(*alert) => Self::AlertReceived(*alert),

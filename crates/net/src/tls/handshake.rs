@@ -4,18 +4,22 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::io::Interest;
+use tokio::io::{AsyncBufReadExt as _, Interest};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Permit, PermitLimits, Source};
 use crate::pool::BufferPool;
 use crate::reload::ReloadedValue;
 use crate::socket::{Buffered, Connection as _};
+use crate::tls::HTTP_2;
 use crate::tls::client_certificate::{ClientCertificate, ServerTls};
 use crate::tls::error::TlsHandshakeError;
+use crate::websocket::WebSocket;
+use tunnel_base::policy::Networks;
 
 /// Performs the handshakes of a port. Cheap to clone; clones share the permits.
 #[derive(Debug, Clone)]
@@ -26,10 +30,10 @@ pub struct TlsHandshaker {
 }
 
 /// A connection with TLS.
-pub type TlsSocket = TlsStream<TrackedTcpStream>;
+pub type TlsSocket = TlsStream<TlsTransport>;
 
-/// The transport below TLS.
-pub type TrackedTcpStream = Buffered<ActivityTracked<TcpStream>>;
+/// The transport below TLS. Only links use WebSockets.
+pub type TlsTransport = Buffered<ActivityTracked<Either<TcpStream, WebSocket>>>;
 
 /// An accepted TLS connection with a completed handshake.
 #[derive(Debug)]
@@ -53,7 +57,7 @@ pub struct TlsAcceptError {
     /// The handshake error, if the client caused it.
     pub error: Option<TlsHandshakeError>,
     /// The connection, if an alert was written to it. Close it gracefully, so that the alert arrives.
-    pub socket: Option<TrackedTcpStream>,
+    pub socket: Option<TlsTransport>,
 }
 
 impl TlsHandshaker {
@@ -76,23 +80,86 @@ impl TlsHandshaker {
         from: SocketAddr,
         permit: &Permit,
     ) -> Result<TlsAccepted, TlsAcceptError> {
+        let turn = self.turn(&socket, from, permit).await?;
+        // Boxed, so that waiting calls above do not take its memory, nor does a link that results from it.
+        Box::pin(self.shake(Either::Left(socket), turn, permit.revoked())).await
+    }
+
+    /// Like [`Self::accept`], for a link, whose TLS may be inside of a WebSocket. Returns also its client's address,
+    /// which [`WebSocket::accept`] may learn from `proxies`.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::accept`], or the request for a WebSocket was refused.
+    pub async fn accept_link(
+        &self,
+        socket: TcpStream,
+        from: SocketAddr,
+        permit: &Permit,
+        proxies: &Networks,
+    ) -> Result<(TlsAccepted, SocketAddr), TlsAcceptError> {
+        let turn = self.turn(&socket, from, permit).await?;
+        let lost = turn.revoked();
+        let until = Instant::now() + HANDSHAKE_TIMEOUT;
+        // Boxed like a handshake.
+        let upgrade = Box::pin(async {
+            let refused = |why: String| TlsAcceptError::new("websocket", format!("WebSocket refused: {why}"));
+            let mut first = [0];
+            // A proxy that ends TLS may speak none to this port.
+            if socket.peek(&mut first).await.is_ok() && first == GET {
+                let io = turn.track_activity(socket);
+                return WebSocket::accept(io, from, proxies).await.map(Either::Right).map_err(refused);
+            }
+            let mut accepted = self.shake(Either::Left(socket), turn, permit.revoked()).await?;
+            // A caller without ALPN may speak HTTP/2 as well.
+            if accepted.stream.get_ref().1.alpn_protocol() == Some(HTTP_2)
+                || accepted.stream.fill_buf().await.is_ok_and(|bytes| !bytes.starts_with(&GET))
+            {
+                return Ok(Either::Left(accepted));
+            }
+            let TlsAccepted { stream, permit: _turn, .. } = accepted;
+            WebSocket::accept(stream, from, proxies).await.map(Either::Right).map_err(refused)
+        });
+        let upgraded = tokio::select! {
+            biased;
+            () = lost.cancelled() => return Err(TlsAcceptError::new("evicted", "evicted in its TLS handshake")),
+            upgraded = timeout_at(until, upgrade) => upgraded,
+        };
+        let late = |_| TlsAcceptError::new("tls_timeout", "no HTTP request in time after the TLS handshake");
+        match upgraded.map_err(late)?? {
+            Either::Left(accepted) => Ok((accepted, from)),
+            // The permits of all clients of a proxy must not be those of one source.
+            Either::Right((websocket, client)) => {
+                let turn = self.acquire(client).await?;
+                let shaking = self.shake(Either::Right(websocket), turn, permit.revoked());
+                let accepted = Box::pin(shaking).await?;
+                Ok((accepted, client))
+            }
+        }
+    }
+
+    /// Waits for the first byte, then for a permit.
+    async fn turn(
+        &self,
+        socket: &TcpStream,
+        from: SocketAddr,
+        permit: &Permit,
+    ) -> Result<Permit, TlsAcceptError> {
         // Peeks, because the socket may be reported readable before a byte is there.
         if timeout(FIRST_BYTE_TIMEOUT, socket.peek(&mut [0])).await.is_err() {
             return Err(TlsAcceptError::new("timed_out", format!("no data within {FIRST_BYTE_TIMEOUT:?}")));
         }
         permit.mark_active();
-        let Ok(turn) = self.limiter.acquire(&Source::of(from.ip())).await else {
-            send_full(&socket);
-            return Err(TlsAcceptError::new(
-                "limit_reached",
-                "too many connections wait for a TLS handshake",
-            ));
-        };
+        let turn = self.acquire(from).await.inspect_err(|_| send_full(socket))?;
         if socket.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
             return Err(TlsAcceptError::new("gone", "client disconnected before its TLS handshake"));
         }
-        // Boxed, so that waiting calls above do not take its memory, nor does a link that results from it.
-        Box::pin(self.shake(socket, turn, permit.revoked())).await
+        Ok(turn)
+    }
+
+    async fn acquire(&self, from: SocketAddr) -> Result<Permit, TlsAcceptError> {
+        let full = |_| TlsAcceptError::new("limit_reached", "too many connections wait for a TLS handshake");
+        self.limiter.acquire(&Source::of(from.ip())).await.map_err(full)
     }
 
     /// Returns the certificate that an accepted client has presented, or `None` if it has presented none.
@@ -103,7 +170,7 @@ impl TlsHandshaker {
 
     async fn shake(
         &self,
-        socket: TcpStream,
+        socket: Either<TcpStream, WebSocket>,
         turn: Permit,
         outer: CancellationToken,
     ) -> Result<TlsAccepted, TlsAcceptError> {
@@ -169,6 +236,9 @@ const HANDSHAKE_IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 ///
 /// In a crowd it may arrive late. An idle client is evicted for others much sooner.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The first byte of a request for a WebSocket. That of HTTP/2 is another one.
+const GET: [u8; 1] = *b"G";
 
 /// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,7 +9,8 @@ use prost::Message as _;
 use crate::codec::proto::{Control, StreamMsg};
 use crate::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_PAGE_NODES,
-    MAX_VERSION_CHARS, NodePage, Opener, Place, Remote, SessionCategory, SessionError, SessionFrame,
+    MAX_VERSION_CHARS, MAX_WEBSOCKET_CHARS, NodePage, Opener, Place, Remote, SessionCategory, SessionError,
+    SessionFrame,
 };
 use crate::names::{Instance, NodeName, SessionId};
 use crate::printable::printable;
@@ -250,6 +251,7 @@ fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
         version: listed.version.map(String::from).unwrap_or_default(),
         sent: listed.bytes.map(|[sent, _]| sent),
         received: listed.bytes.map(|[_, received]| received),
+        websocket: listed.websocket.map(String::from).unwrap_or_default(),
     });
     proto::NodePage { question, nodes: nodes.collect(), more }.encode_to_vec().into()
 }
@@ -258,15 +260,19 @@ fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
 fn page(message: &StreamMsg) -> Result<NodePage, FrameError> {
     let fields = proto::NodePage::decode(message.data.clone()).map_err(|_| FrameError::BadField)?;
     let nodes = fields.nodes.iter().take(MAX_PAGE_NODES).filter_map(|listed| {
-        let version: String = printable(&listed.version).chars().take(MAX_VERSION_CHARS).collect();
+        let text = |text: &str, most| -> Option<Box<str>> {
+            let text: String = printable(text).chars().take(most).collect();
+            (!text.is_empty()).then(|| text.into())
+        };
         Some(ListedNode {
             node: listed.name.parse().ok()?,
             age: Duration::from_millis(listed.age),
             address: listed.address.parse().ok(),
             round_trip: (listed.round_trip > 0).then(|| Duration::from_micros(listed.round_trip)),
             sessions: listed.sessions,
-            version: (!version.is_empty()).then(|| version.into()),
+            version: text(&listed.version, MAX_VERSION_CHARS),
             bytes: listed.sent.zip(listed.received).map(<[u64; 2]>::from),
+            websocket: text(&listed.websocket, MAX_WEBSOCKET_CHARS),
         })
     });
     Ok(NodePage { question: fields.question, nodes: nodes.collect(), more: fields.more })
@@ -490,6 +496,7 @@ mod tests {
             sessions: address.map(|_| 0),
             version: address.map(Into::into),
             bytes: address.map(|_| [0, u64::MAX]),
+            websocket: address.map(|_| "a proxy".into()),
         };
         let nodes = vec![listed(None), listed(Some("10.0.0.7:1")), listed(Some("[fd00::7]:2"))];
         let page = NodePage { question: 7, nodes, more: true };

@@ -100,4 +100,7 @@ pub struct ListedNode {
     /// bytes received from the node since it was linked
     #[prost(uint64, optional, tag = "8")]
     pub received: ::core::option::Option<u64>,
+    /// why it is linked through a WebSocket, at most 80 characters; empty if it is not
+    #[prost(string, tag = "9")]
+    pub websocket: ::prost::alloc::string::String,
 }

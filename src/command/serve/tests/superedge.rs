@@ -283,7 +283,7 @@ fn superedges_edge_files_of_all_versions_load() {
 #[test]
 fn an_unfilled_superedge_template_loads_with_warnings() {
     let (edge, warnings) = edge(EDGE_TEMPLATE);
-    assert_eq!(edge.uplink.servers[0].port, 9000);
+    assert_eq!(edge.uplink.servers[0].at.port, 9000);
     let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.servername"];
     assert_eq!(warned(&warnings, WarningKind::Unexpected), unfilled);
 }

@@ -1,0 +1,312 @@
+//! WebSockets below the TLS of links, for paths without HTTP/2: both ends of the handshake, and the stream of bytes.
+//!
+//! A proxy that ends TLS may read and change everything here. So it carries nothing but the link's own TLS.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{SinkExt as _, StreamExt as _};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
+use tokio_tungstenite::tungstenite::http::{HeaderMap, StatusCode, header};
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{WebSocketStream, accept_hdr_async, client_async_with_config};
+use tokio_util::either::Either;
+
+use crate::socket::Connection;
+use tunnel_base::policy::{Networks, canonical_ip};
+
+/// The binary messages of a WebSocket as a stream of bytes.
+pub struct WebSocket {
+    messages: Box<WebSocketStream<Box<dyn Carrier>>>,
+    /// The rest of the message read last.
+    unread: Bytes,
+}
+
+/// The connection that carries a WebSocket: TLS with the proxy, or TCP at a server whose proxy speaks no TLS to it.
+trait Carrier: AsyncRead + AsyncWrite + Unpin + Send + Sync {
+    fn socket(&self) -> Option<&TcpStream>;
+}
+
+impl<T: Connection + Sync> Carrier for T {
+    fn socket(&self) -> Option<&TcpStream> {
+        self.tcp()
+    }
+}
+
+impl WebSocket {
+    /// Requests a WebSocket from the server `authority`.
+    ///
+    /// # Errors
+    ///
+    /// Returns why there is none, with a hint.
+    pub async fn connect(io: impl Connection + Sync + 'static, authority: &str) -> Result<Self, String> {
+        let io: Box<dyn Carrier> = Box::new(io);
+        let request = format!("wss://{authority}{PATH}").into_client_request().map_err(|e| e.to_string())?;
+        match client_async_with_config(request, io, Some(limits())).await {
+            Ok((messages, _)) => Ok(Self::of(messages)),
+            Err(Error::Http(response)) => {
+                let status = response.status();
+                Err(format!("it was answered with HTTP status {}; {}", status.as_u16(), hint(status)))
+            }
+            Err(error) => Err(format!("{error}; {}", hint(StatusCode::BAD_GATEWAY))),
+        }
+    }
+
+    /// Accepts a WebSocket, requested by `from`. Returns also the address of the client: if `from` is one of `proxies`,
+    /// it is the last one in X-Forwarded-For that is none of them.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the request was refused. The caller has been answered.
+    pub async fn accept(
+        mut io: impl Connection + Sync + 'static,
+        from: SocketAddr,
+        proxies: &Networks,
+    ) -> Result<(Self, SocketAddr), String> {
+        let mut client = from;
+        #[expect(clippy::result_large_err, reason = "the library's type")]
+        let check = |request: &Request, response: Response| {
+            let headers = request.headers();
+            // A web page must not use its visitor's access to this port.
+            if headers.contains_key(header::ORIGIN) {
+                return Err(refusal(StatusCode::FORBIDDEN));
+            }
+            if request.uri().path() != PATH {
+                return Err(refusal(StatusCode::NOT_FOUND));
+            }
+            if proxies.contains(from.ip()) {
+                client = forwarded_for(headers, proxies).map_or(from, |ip| SocketAddr::new(ip, 0));
+            }
+            Ok(response)
+        };
+        // The library closes without an answer what is no request for a WebSocket, and a proxy would then report that
+        // the server is down.
+        if let Err(error) = accept_hdr_async(&mut io, check).await {
+            if !matches!(error, Error::Http(_) | Error::Io(_)) {
+                let _ = io.write_all(UPGRADE_REQUIRED).await;
+                let _ = io.flush().await;
+            }
+            return Err(error.to_string());
+        }
+        let io: Box<dyn Carrier> = Box::new(io);
+        let messages = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
+        Ok((Self::of(messages), client))
+    }
+
+    fn of(messages: WebSocketStream<Box<dyn Carrier>>) -> Self {
+        Self { messages: Box::new(messages), unread: Bytes::new() }
+    }
+}
+
+impl AsyncRead for WebSocket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self { messages, unread } = self.get_mut();
+        while unread.is_empty() {
+            match ready!(messages.poll_next_unpin(cx)) {
+                Some(Ok(Message::Binary(bytes))) => *unread = bytes,
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                Some(Ok(Message::Close(_))) | None => return Poll::Ready(Ok(())),
+                Some(Ok(_)) => return Poll::Ready(Err(io::ErrorKind::InvalidData.into())),
+                Some(Err(error)) => return Poll::Ready(Err(io_error(error))),
+            }
+        }
+        out.put_slice(&unread.split_to(unread.len().min(out.remaining())));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for WebSocket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.messages.poll_ready_unpin(cx)).map_err(io_error)?;
+        let mut message =
+            BytesMut::with_capacity(slices.iter().map(|slice| slice.len()).sum::<usize>().min(MAX_MESSAGE));
+        for slice in slices {
+            message.extend_from_slice(slice.get(..MAX_MESSAGE - message.len()).unwrap_or(slice));
+        }
+        let written = message.len();
+        self.messages.start_send_unpin(Message::Binary(message.freeze())).map_err(io_error)?;
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.messages.poll_flush_unpin(cx).map_err(io_error)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Fails if the remote has closed, too.
+        let _ = ready!(self.messages.poll_close_unpin(cx));
+        Pin::new(self.messages.get_mut()).poll_shutdown(cx)
+    }
+}
+
+impl Connection for WebSocket {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.messages.get_ref().socket()
+    }
+
+    fn may_half_close(&self) -> bool {
+        false
+    }
+}
+
+/// A link's transport: the socket, or a WebSocket over it.
+impl<T: Connection + Sync> Connection for Either<T, WebSocket> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Left(socket) => socket.tcp(),
+            Self::Right(websocket) => websocket.tcp(),
+        }
+    }
+}
+
+impl fmt::Debug for WebSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebSocket").field("unread", &self.unread.len()).finish_non_exhaustive()
+    }
+}
+
+fn limits() -> WebSocketConfig {
+    WebSocketConfig::default()
+        .read_buffer_size(READ_BUFFER)
+        .write_buffer_size(MAX_MESSAGE)
+        .max_message_size(Some(MAX_MESSAGE))
+        .max_frame_size(Some(MAX_MESSAGE))
+}
+
+/// Returns the last address of a request that is not one of these proxies; `None` if there is none.
+fn forwarded_for(headers: &HeaderMap, proxies: &Networks) -> Option<IpAddr> {
+    let lines = headers.get_all("x-forwarded-for").into_iter();
+    let all: Vec<&str> =
+        lines.filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(',')).collect();
+    let parse = |entry: &&str| {
+        let entry = entry.trim();
+        let ip = entry.parse().or_else(|_| entry.parse().map(|at: SocketAddr| at.ip()));
+        ip.ok().map(canonical_ip)
+    };
+    // What is before an entry that is no address was written by a party of which nothing is known.
+    all.iter().rev().map_while(parse).find(|ip| !proxies.contains(*ip))
+}
+
+fn refusal(status: StatusCode) -> ErrorResponse {
+    let mut response = ErrorResponse::new(None);
+    *response.status_mut() = status;
+    response
+}
+
+fn io_error(error: Error) -> io::Error {
+    match error {
+        Error::Io(error) => error,
+        error => io::Error::other(error),
+    }
+}
+
+/// Returns a hint for the operator of an edge whose request was answered with this status.
+fn hint(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UPGRADE_REQUIRED => {
+            "the proxy does not pass WebSockets (nginx: proxy_http_version 1.1, and the headers Upgrade and Connection)"
+        }
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+            "the proxy does not reach the server, or the server is an older version without WebSockets"
+        }
+        _ => "the proxy leads to another program, or to a server of an older version without WebSockets",
+    }
+}
+
+/// The path of requests for WebSockets.
+pub const PATH: &str = "/tunnel/link";
+/// Maximum size of a message in bytes. A connection that has proven nothing can make this end store one.
+const MAX_MESSAGE: usize = 64 * 1024;
+/// Bytes that a read asks for at most, next to the rest of a message. Each link has this buffer.
+const READ_BUFFER: usize = 16 * 1024;
+/// The answer to other requests.
+const UPGRADE_REQUIRED: &[u8] = b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: websocket\r\nConnection: close, upgrade\r\nContent-Length: 0\r\n\r\n";
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, duplex};
+
+    use super::*;
+
+    #[test]
+    fn the_client_is_the_last_address_that_is_no_proxy() {
+        let proxies: Networks =
+            ["10.0.0.0/8", "fd00::/8"].iter().map(|text| text.parse::<ipnet::IpNet>().unwrap()).collect();
+        for (lines, client) in [
+            (&["203.0.113.7"][..], Some("203.0.113.7")),
+            (&["198.51.100.1, 203.0.113.7,10.0.0.2 , fd00::1"], Some("203.0.113.7")),
+            (&["198.51.100.1", "203.0.113.7:4711"], Some("203.0.113.7")),
+            (&["[2001:db8::1]:4711"], Some("2001:db8::1")),
+            (&["::ffff:203.0.113.7"], Some("203.0.113.7")),
+            (&["203.0.113.7, unknown, 10.0.0.2"], None),
+            (&["10.0.0.2"], None),
+            (&[""], None),
+            (&[], None),
+        ] {
+            let line =
+                |line: &&str| (header::HeaderName::from_static("x-forwarded-for"), line.parse().unwrap());
+            let headers = lines.iter().map(line).collect();
+            assert_eq!(forwarded_for(&headers, &proxies), client.map(|ip| ip.parse().unwrap()), "{lines:?}");
+        }
+    }
+
+    /// Returns both ends of a WebSocket. The client's may send longer messages.
+    async fn pair() -> (WebSocketStream<tokio::io::DuplexStream>, WebSocket) {
+        let (near, far) = duplex(1 << 20);
+        let request = format!("wss://a{PATH}").into_client_request().unwrap();
+        let from = "192.0.2.1:1".parse().unwrap();
+        let proxies = Networks::default();
+        let (client, server) = tokio::join!(
+            tokio_tungstenite::client_async(request, near),
+            WebSocket::accept(far, from, &proxies)
+        );
+        let (server, client_address) = server.unwrap();
+        assert_eq!(client_address, from);
+        (client.unwrap().0, server)
+    }
+
+    #[tokio::test]
+    async fn all_bytes_arrive_in_messages_of_bounded_length() {
+        let (mut client, mut server) = pair().await;
+        client.send(Message::Ping(Bytes::new())).await.unwrap();
+        client.send(Message::binary(vec![1; MAX_MESSAGE])).await.unwrap();
+        let mut read = vec![0; MAX_MESSAGE];
+        server.read_exact(&mut read).await.unwrap();
+        assert_eq!(read, vec![1; MAX_MESSAGE]);
+        let slices = [IoSlice::new(&[2; MAX_MESSAGE - 1]), IoSlice::new(&[3; 2])];
+        assert_eq!(server.write_vectored(&slices).await.unwrap(), MAX_MESSAGE);
+        server.shutdown().await.unwrap();
+        assert_eq!(client.next().await.unwrap().unwrap(), Message::Pong(Bytes::new()));
+        assert_eq!(client.next().await.unwrap().unwrap().len(), MAX_MESSAGE);
+        assert!(client.next().await.unwrap().unwrap().is_close());
+    }
+
+    #[tokio::test]
+    async fn longer_messages_and_texts_end_the_stream() {
+        for message in [Message::binary(vec![0; MAX_MESSAGE + 1]), Message::text("text")] {
+            let (mut client, mut server) = pair().await;
+            client.send(message).await.unwrap();
+            assert!(server.read_u8().await.is_err_and(|why| why.kind() != io::ErrorKind::UnexpectedEof));
+        }
+    }
+}
