@@ -13,7 +13,7 @@ programs=(
   ip:iproute2 curl:curl shellcheck:shellcheck expect:expect htpasswd:apache2-utils g++:g++
   dig:dnsutils pip3:python3-pip
   containerd:containerd runc:runc busybox:busybox-static nft:nftables iptables:iptables ptp:containernetworking-plugins
-  prometheus:prometheus h2load:nghttp2-client setcap:libcap2-bin setpriv:util-linux nginx:nginx systemd-analyze:systemd chromium:chromium
+  prometheus:prometheus h2load:nghttp2-client setcap:libcap2-bin setpriv:util-linux nginx:nginx haproxy:haproxy systemd-analyze:systemd chromium:chromium
   npm:npm ansible-playbook:ansible-core lintian:lintian minisign:minisign
   jsonschema:python3-jsonschema
 )

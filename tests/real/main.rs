@@ -55,6 +55,7 @@ mod plain_g4;
 mod play;
 mod process;
 mod prometheus;
+mod proxies;
 mod publish;
 mod readme;
 mod refusals;

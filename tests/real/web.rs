@@ -243,7 +243,7 @@ fn nginx(place: &TestDir, plain: u16, tls: u16) -> Running {
 }
 
 /// Starts nginx with these servers, and waits until it listens at a port.
-fn nginx_with(place: &TestDir, servers: &str, port: u16) -> Running {
+pub(crate) fn nginx_with(place: &TestDir, servers: &str, port: u16) -> Running {
     let dir = place.path();
     let (at, Files { cert, key, .. }) = (dir.display(), &place.files);
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
