@@ -145,15 +145,19 @@ async fn a_server_of_an_older_version_is_named_as_one_without_websockets() {
     let place = TestDir::new();
     let server = ScriptedServer::start(&place).await;
     let proxy = proxy(&place, server.at, &["http/1.1"], Onward::Tls).await;
-    let edge = start_edge(&place.edge("node1", proxy, ""));
-    let log = edge.bound.log.unwrap();
-    assert_eventually("the reason in /readyz", async {
-        while !get(log, "/readyz").await.body.contains("no WebSocket") {}
-    })
-    .await;
-    let body = get(log, "/readyz").await.body;
-    assert!(body.contains("not the required protocol over it (ALPN)"), "{body}");
-    assert!(body.contains("older version without WebSockets"), "{body}");
+    for (at, part) in [
+        (proxy.to_string(), "not the required protocol over it (ALPN)"),
+        (format!("wss://{}", server.at), "it offers no HTTP/1.1 in TLS"),
+    ] {
+        let edge = start_edge(&place.edge("node1", at, ""));
+        let log = edge.bound.log.unwrap();
+        assert_eventually("the reason in /readyz", async {
+            while !get(log, "/readyz").await.body.contains("no WebSocket") {}
+        })
+        .await;
+        let body = get(log, "/readyz").await.body;
+        assert!(body.contains(part) && body.contains("older version without WebSockets"), "{body}");
+    }
 }
 
 #[tokio::test]

@@ -114,7 +114,10 @@ pub(crate) async fn connect(
     let name = server_name(&at.host.to_string()).map_err(failed(true))?;
     let text = name.to_str().into_owned();
     let io = tls.connect(name, Buffered::new(socket, pool)).await;
-    let io = io.map_err(|e| failed(true)(messages::no_tls(&e, at, &text, false)))?;
+    let io = io.map_err(|e| match TlsHandshakeError::of(&e) {
+        TlsHandshakeError::Protocol => failed(true)(format!("no WebSocket to {at}: {NO_HTTP_1}")),
+        _ => failed(true)(messages::no_tls(&e, at, &text, false)),
+    })?;
     WebSocket::connect(io, &at.to_string())
         .await
         .map_err(|why| failed(false)(format!("no WebSocket to {at}: {why}")))
@@ -123,6 +126,7 @@ pub(crate) async fn connect(
 /// The reasons.
 pub(crate) const FORCED: &str = "servers has wss:// here";
 pub(crate) const NO_HTTP_2: &str = "a proxy offers no HTTP/2 in TLS";
+const NO_HTTP_1: &str = "it offers no HTTP/1.1 in TLS; if no proxy is between, it is a server of an older version without WebSockets";
 const OTHER_CERTIFICATE: &str = "a proxy ends TLS with another certificate";
 
 /// How long a reason is remembered.
