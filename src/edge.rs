@@ -5,6 +5,7 @@ pub(crate) mod edge_files;
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -46,6 +47,7 @@ use crate::uplink::link_dialer::caching_resolver::CachingResolver;
 use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::{Drain, Drained};
+use tunnel_base::files;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::targets::Targets;
@@ -129,6 +131,11 @@ impl Edge {
         let pool = BufferPool::new();
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(TcpListenSocket::at), pool.clone());
         policies.watch(&edge.files);
+        if settings.is_last_good {
+            let why = "the config file has errors, so this edge has started from its last good copy; run `tunnel config check`, \
+                       correct the file and restart";
+            edge.readiness.set_degraded(CONFIG_CONDITION, Err(why.to_owned()));
+        }
         let level_at_ports = settings.uplink.ports.sets_level;
         if let (Some(config), Some(listener)) = (&settings.http_proxy, proxy) {
             edge.proxy.lock().serve(config, listener, policies.of(EDGE_KEY));
@@ -175,6 +182,16 @@ impl Edge {
         let files = self.files.clone();
         let proxy = self.proxy.clone();
         let readiness = self.readiness.clone();
+        let in_force = {
+            let copy = config.copy.clone();
+            let readiness = readiness.clone();
+            move |text: &str| {
+                if readiness.trouble(CONFIG_CONDITION).is_some() {
+                    readiness.set_degraded(CONFIG_CONDITION, Ok(()));
+                }
+                copy.iter().for_each(|copy| keep(copy, text));
+            }
+        };
         let apply = move |settings: Arc<Settings>, plan: ConfigPlan| {
             let mut startup = StartupErrorCollector::default();
             let mut change = RightsChange::default();
@@ -194,7 +211,8 @@ impl Edge {
             };
             apply.boxed()
         };
-        let _ = config.follow((Settings::examine, Settings::plan), &self.files, &self.links, apply);
+        let by = (Settings::examine as _, Settings::plan as _);
+        let _ = config.follow(by, &self.files, &self.links, apply, in_force);
     }
 
     /// Collects all errors that would prevent a start, without starting anything.
@@ -272,7 +290,7 @@ impl Edge {
 
     /// Creates the reconnector, which keeps a link to a server and serves incoming sessions.
     fn reconnector(&self, settings: Settings, files: LoadedEdgeFiles, pool: BufferPool) -> Arc<Reconnector> {
-        let Settings { uplink, session, own, csr, .. } = settings;
+        let Settings { uplink, session, own, csr, is_last_good, .. } = settings;
         let LoadedEdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.files);
         let dialer = TargetDialer {
@@ -292,6 +310,7 @@ impl Edge {
             SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), grants, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
+            is_last_good,
             user: None,
             servers,
             tokens,
@@ -408,6 +427,21 @@ async fn follow_proxy(
     }
 }
 
+/// Keeps a config that is in force. Blocks on the disk, once for each content.
+fn keep(copy: &Path, text: &str) {
+    if files::read_text(copy).is_ok_and(|kept| kept == text) {
+        return;
+    }
+    if let Err(cause) = files::replace(copy, 0o600, text.as_bytes(), |_| Ok(())) {
+        let hint =
+            "with a bad config file this edge would not start; make the directory writable for this user";
+        warn!(file = %copy.display(), error = %cause, hint, "cannot keep a copy of the config");
+    }
+}
+
+/// Condition: the edge runs with its config file, not with the last good copy of it. Set only if it has started with
+/// that.
+const CONFIG_CONDITION: &str = "config";
 /// Timeout for opening a session from this edge.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Receive windows of an edge's sessions. They start large, because targets on loopback or in the same network read

@@ -96,14 +96,27 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
     let kubeconfig = args.kubeconfig.as_deref();
     let settings = Settings::read(role, &config, kubeconfig, variable, &mut startup);
     let refused = match runtime(role) {
-        Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
-            Ok(drained) => {
-                let cut_sessions = if let Drained::Aborted(cut) = drained { cut } else { 0 };
-                info!(sessions_aborted = cut_sessions, "stopped");
-                return ExitCode::SUCCESS;
+        Ok(runtime) => {
+            let mut served = runtime.block_on(serve(settings, startup, logs.level()));
+            let mut startup = StartupErrorCollector::default();
+            // A log directory that cannot be used is no error of the file.
+            if let Err(errors) = &served
+                && role == Role::Edge
+                && errors.iter().all(|found| found.kind != StartupErrorKind::LogFiles)
+                && let Some(copy) = Settings::read_copy(&config, kubeconfig, variable, &mut startup)
+            {
+                report(errors, &config, "starting from the last good copy of this config");
+                served = runtime.block_on(serve(copy, startup, logs.level()));
             }
-            Err(faults) => faults,
-        },
+            match served {
+                Ok(drained) => {
+                    let cut_sessions = if let Drained::Aborted(cut) = drained { cut } else { 0 };
+                    info!(sessions_aborted = cut_sessions, "stopped");
+                    return ExitCode::SUCCESS;
+                }
+                Err(faults) => faults,
+            }
+        }
         Err(cause) => {
             startup.error(StartupErrorKind::System, "", format!("cannot start threads: {cause}"));
             startup.into_errors()

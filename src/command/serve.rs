@@ -107,6 +107,28 @@ impl Settings {
         Ok((settings, file))
     }
 
+    /// Reads the last good copy of an edge's config, for a start that its file prevents. Returns `None` if none is kept,
+    /// or if it is the same as the file.
+    pub fn read_copy(
+        path: &Path,
+        kubeconfig: Option<&Path>,
+        variable: fn(&str) -> Option<String>,
+        startup: &mut StartupErrorCollector,
+    ) -> Option<Result<(Self, ConfigFile), NotPrepared>> {
+        let copy = copy_of(path, variable)?;
+        let text = files::read_text(&copy).ok()?;
+        if files::read_text(path).is_ok_and(|file| file == text) {
+            return None;
+        }
+        let read = Self::read(Role::Edge, &copy, kubeconfig, variable, startup);
+        Some(read.map(|(mut settings, file)| {
+            if let Self::Edge(edge) = &mut settings {
+                edge.is_last_good = true;
+            }
+            (settings, ConfigFile { path: path.to_owned(), copy: Some(copy), ..file })
+        }))
+    }
+
     /// Like [`Self::read`], but logs nothing.
     pub fn examine(
         role: Role,
@@ -141,7 +163,8 @@ impl Settings {
                 (Self::Edge(Box::new(settings)), warnings)
             }
         };
-        Ok((settings, ConfigFile { path: path.to_owned(), text, environment }, warnings))
+        let copy = if role == Role::Edge { copy_of(path, variable) } else { None };
+        Ok((settings, ConfigFile { path: path.to_owned(), text, environment, copy }, warnings))
     }
 
     /// Checks for everything that would prevent a start, without starting anything.
@@ -180,6 +203,15 @@ impl Settings {
             Self::Edge(settings) => settings.secrets(config),
         }
     }
+}
+
+/// Returns the path of the last good copy of an edge's config file, in the directory that systemd makes for the service.
+/// `None` without such a directory.
+fn copy_of(config: &Path, variable: fn(&str) -> Option<String>) -> Option<PathBuf> {
+    // systemd separates several directories by colons.
+    let directories = variable("STATE_DIRECTORY")?;
+    let directory = Path::new(directories.split(':').next()?);
+    Some(files::with_suffix(&directory.join(config.file_name()?), ".last-good"))
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ pub struct ConfigFile {
     pub text: String,
     /// The environment that was read with it.
     pub environment: Environment,
+    /// The path of the last good copy of the file, if one is kept.
+    pub copy: Option<PathBuf>,
 }
 
 /// One version of the config file that parsed without errors.
@@ -33,6 +35,7 @@ struct LoadedConfig<T> {
     settings: Arc<T>,
     warnings: Vec<Warning>,
     spelling: KeySpellings,
+    text: String,
 }
 
 /// How a role's config is read, and what a change of it does.
@@ -41,48 +44,51 @@ pub(crate) type ConfigReader<T> = (fn(&str, &Environment) -> ParsedConfig<T>, fn
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`, with the plan. A file
     /// with errors changes nothing. If `apply` fails, it has applied what it could; it is called again when the file
-    /// changes, or a reload is requested.
+    /// changes, or a reload is requested. `in_force` gets the text of the file when all of it is in force.
     ///
     /// Returns a function from another text to its config, with the plan for it. Its error is that of the text.
-    pub fn follow<T, A>(
+    pub fn follow<T, A, F>(
         self,
         (examine, plan): ConfigReader<T>,
         files: &FileWatcher,
         drain: &Drain,
         apply: A,
-    ) -> impl Fn(&str) -> Result<(Arc<T>, ConfigPlan), String> + Send + Sync + use<T, A>
+        in_force: F,
+    ) -> impl Fn(&str) -> Result<(Arc<T>, ConfigPlan), String> + Send + Sync + use<T, A, F>
     where
         T: Send + Sync + 'static,
         A: Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send + 'static,
+        F: Fn(&str) + Send + 'static,
     {
-        let Self { path, text, environment } = self;
-        // From the text of the start: if the file has changed since, that is the first change to plan.
-        let started = Arc::new(examine(&text, &environment).settings);
+        let Self { path, text, environment, copy: _ } = self;
+        // From the text of the start: if the file differs, that is the first change to plan. A start from the last good
+        // copy has another text, even if the file is corrected to that text later.
+        let ParsedConfig { settings, warnings, spelling, .. } = examine(&text, &environment);
+        let is_in_file = tunnel_base::files::read_text(&path).is_ok_and(|now| now == text);
+        let seen = is_in_file.then(|| text.clone().into_bytes());
+        let started = Arc::new(settings);
+        let first = LoadedConfig { settings: started.clone(), warnings, spelling, text };
         let running = Arc::new(ArcSwap::from(started.clone()));
         let read = Arc::new(move |text: &str| {
             let parsed = examine(text, &environment);
             let spelling = parsed.spelling.clone();
             let (settings, warnings) = parsed.whole()?;
-            Ok::<_, ConfigErrors>(LoadedConfig { settings: Arc::new(settings), warnings, spelling })
+            let text = text.to_owned();
+            Ok::<_, ConfigErrors>(LoadedConfig { settings: Arc::new(settings), warnings, spelling, text })
         });
         let watched = read.clone();
         let at = path.clone();
-        let config = ReloadedValue::file(path, move |content: &[u8]| {
-            let config = watched(&String::from_utf8_lossy(content));
+        let config = ReloadedValue::known(first, vec![path], seen.as_slice(), move |contents| {
+            let config = watched(&String::from_utf8_lossy(contents.first().map_or(&[], Vec::as_slice)));
             config.map_err(|errors| format!("{}: {}", at.display(), errors.to_string().replace('\n', "; ")))
         });
-        // A process without this watch still serves, so it does not stop for it.
-        match config {
-            Ok(config) => {
-                files.watch("config", &config);
-                let following = follow(config, plan, started, running.clone(), apply);
-                let draining = drain.clone();
-                drain.spawn(info_span!("config"), async move {
-                    draining.run_until(following).await;
-                });
-            }
-            Err(cause) => error!(error = %cause, "cannot watch the config file"),
-        }
+        files.watch("config", &config);
+        let in_force = (is_in_file, in_force);
+        let following = follow(config, plan, started, running.clone(), apply, in_force);
+        let draining = drain.clone();
+        drain.spawn(info_span!("config"), async move {
+            draining.run_until(following).await;
+        });
         move |text: &str| {
             let config = read(text).map_err(|errors| errors.to_string())?;
             let planned = plan(&running.load(), &config.settings).spelled(&config.spelling);
@@ -98,13 +104,14 @@ async fn follow<T: Send + Sync + 'static>(
     started: Arc<T>,
     running: Arc<ArcSwap<T>>,
     apply: impl Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send,
+    (mut is_in_file, in_force): (bool, impl Fn(&str) + Send),
 ) {
     let mut changes = config.changes();
     let mut requests = requests();
     let mut failed = false;
     let mut opened = BTreeSet::new();
     loop {
-        let LoadedConfig { settings, warnings, spelling } = &*config.load();
+        let LoadedConfig { settings, warnings, spelling, text } = &*config.load();
         let planned = plan(&running.load(), settings).spelled(spelling);
         // After a failure an equal config is applied again, because a port may be free by now.
         if failed || planned != ConfigPlan::default() {
@@ -126,6 +133,10 @@ async fn follow<T: Send + Sync + 'static>(
                 }
             }
         }
+        if is_in_file && !failed && plan(&started, settings).restart.is_empty() {
+            in_force(text);
+        }
+        is_in_file = true;
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
             _ = requests.changed(), if failed => {}

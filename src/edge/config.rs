@@ -33,6 +33,8 @@ pub struct EdgeConfig {
     pub csr: Option<EdgeCsrConfig>,
     /// `NODE_IP` and `POD_IP`: addresses of this machine in addition to those of its interfaces.
     pub own: Vec<IpAddr>,
+    /// Whether the config file is bad, and this is its last good copy.
+    pub is_last_good: bool,
 }
 
 impl EdgeConfig {
@@ -55,7 +57,8 @@ impl EdgeConfig {
     /// Returns what a reload of another config does.
     pub fn plan(&self, new: &Self) -> ConfigPlan {
         // All fields, so that a new one has its place here.
-        let Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own: _ } = self;
+        let Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own: _, is_last_good: _ } =
+            self;
         let mut plan = ConfigPlan::default();
         plan.judge(&self.access(), &new.access());
         add(&mut plan.judges, *allow != new.allow, "edge.allow");
@@ -135,7 +138,7 @@ impl EdgeConfig {
             table.finish(report);
         }
         let own = node_ip.into_iter().chain(pod_ip).collect();
-        Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own }
+        Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own, is_last_good: false }
     }
 }
 

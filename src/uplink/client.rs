@@ -242,6 +242,7 @@ fn dialer(config: UserLinkConfig, context: &LinkContext, pool: BufferPool) -> Re
     let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
     Ok(LinkDialer {
         node: NodeName::none(),
+        is_last_good: false,
         user: Some(UserIdentity { name, device }),
         servers,
         tokens,

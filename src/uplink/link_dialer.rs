@@ -54,6 +54,8 @@ use tunnel_proto::names::{DeviceName, Host, NodeName, Target, UserName};
 pub(crate) struct LinkDialer {
     /// The edge's node; [`NodeName::none`] of a user's program.
     pub(crate) node: NodeName,
+    /// Whether the edge runs with the last good copy of its config.
+    pub(crate) is_last_good: bool,
     /// The user; `None` at an edge.
     pub(crate) user: Option<UserIdentity>,
     /// Servers in order of preference, at least one.
@@ -384,6 +386,9 @@ impl LinkDialer {
         let Some(UserIdentity { name, device }) = &self.user else {
             let mut metadata = EdgeHello::edge_request(&self.node, token, instance);
             EdgeHello::with_purpose(&mut metadata, purpose);
+            if self.is_last_good {
+                EdgeHello::with_last_good_config(&mut metadata);
+            }
             return metadata;
         };
         let proof = match name.clone() {

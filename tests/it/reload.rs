@@ -30,7 +30,12 @@ impl<'p> Followed<'p> {
         let file = place.file("cloud.toml", &text);
         let server =
             Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-        server.watch_config(ConfigFile { path: file.clone(), text, environment: Environment::default() });
+        server.watch_config(ConfigFile {
+            path: file.clone(),
+            text,
+            environment: Environment::default(),
+            copy: None,
+        });
         Self { place, file, server: TestServer::from(server) }
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,6 +41,53 @@ fn a_missing_config_leads_to_exit_code_78() {
         output.stderr.contains("/nowhere/edge.toml") && output.stderr.contains("--config=FILE"),
         "{output:?}"
     );
+}
+
+/// A typo that is pushed to all machines must not end their links.
+#[test]
+fn an_edge_with_a_bad_config_starts_from_its_last_good_copy() {
+    let place = TestDir::new();
+    let (server_socket, admin) = place.admin_socket("server");
+    let cloud = ServerProcess::start_with(&place, &admin, &[]);
+    let log_port = free_port();
+    let (socket, admin) = place.admin_socket("edge");
+    let good = place.edge_config("node1", &format!("127.0.0.1:{}", cloud.grpc), log_port) + &admin;
+    let state = place.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    let start = |text: &str| {
+        place.tunnel(("edge", "edge"), text, &[("STATE_DIRECTORY", state.to_str().unwrap())], &[])
+    };
+    let typo = good.replace("servers", "severs");
+    let mut never_good = start(&typo);
+    assert_eq!(never_good.wait_for_exit(TIMEOUT).code(), Some(78), "{}", never_good.log());
+    let mut edge = start(&good);
+    edge.wait_for_answer(log_port, "/readyz", "ok");
+    let copy = state.join("edge.toml.last-good");
+    wait_until("the copy is kept", TIMEOUT, || std::fs::read_to_string(&copy).is_ok_and(|kept| kept == good));
+    assert_eq!(std::fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
+    edge.terminate();
+    assert!(edge.wait_for_exit(TIMEOUT).success());
+    let file = place.path().join("edge.toml");
+    for bad in [&typo, &good.replace("ca.", "no-ca."), "nonsense", ""] {
+        let mut edge = start(bad);
+        edge.wait_for_log("starting from the last good copy of this config");
+        edge.wait_for_answer(log_port, "/readyz", "config: the config file has errors");
+        let nodes = started(&["nodes", &format!("--socket={}", server_socket.display())]);
+        assert!(nodes.stdout.contains("+last-good-config"), "{nodes:?}");
+        let status = started(&["status", &format!("--socket={}", socket.display())]);
+        assert!(status.stdout.contains("! config: the config file has errors"), "{status:?}");
+        let check = started(&["config", "check", file.to_str().unwrap()]);
+        assert_eq!(check.status.code(), Some(78), "{check:?}");
+        assert_eq!(std::fs::read_to_string(&copy).unwrap(), good);
+        std::fs::write(&file, &good).unwrap();
+        wait_until("the condition is gone", TIMEOUT, || {
+            edge.hang_up();
+            send_request(log_port, "GET", "/readyz", "")
+                .is_some_and(|answer| answer.ends_with("\r\n\r\nok\n"))
+        });
+        edge.terminate();
+        assert!(edge.wait_for_exit(TIMEOUT).success());
+    }
 }
 
 #[test]

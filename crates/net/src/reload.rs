@@ -41,13 +41,22 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         let read = |path: &PathBuf| files::read(path).map_err(|cause| unreadable(path, &cause));
         let contents = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let value = parse(&contents).map_err(ReloadError)?;
-        Ok(Self(Arc::new(Shared {
+        Ok(Self::known(value, paths, &contents, parse))
+    }
+
+    /// Creates a value that was read before. Contents that are not those of the files take part in no comparison: the
+    /// files are then read as if they had changed.
+    pub fn known<F>(value: T, paths: Vec<PathBuf>, contents: &[Vec<u8>], parse: F) -> Self
+    where
+        F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
+    {
+        Self(Arc::new(Shared {
             value: ArcSwap::from_pointee(value),
-            first: fingerprint(&contents),
+            first: fingerprint(contents),
             source: ArcSwap::from_pointee(Source { paths, parse: Box::new(parse) }),
             changed: watch::Sender::new(()),
             is_stale: AtomicBool::new(false),
-        })))
+        }))
     }
 
     /// Like [`Self::new`], but for a value of one file.
@@ -60,17 +69,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
 
     /// Creates a value that never changes.
     pub fn fixed(value: T) -> Self {
-        let value = ArcSwap::from_pointee(value);
-        Self(Arc::new(Shared {
-            value,
-            first: fingerprint(&[]),
-            source: ArcSwap::from_pointee(Source {
-                paths: Vec::new(),
-                parse: Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned())),
-            }),
-            changed: watch::Sender::new(()),
-            is_stale: AtomicBool::new(false),
-        }))
+        Self::known(value, Vec::new(), &[], |_| Err("is fixed".to_owned()))
     }
 
     /// Returns the current value. Call it for each use, because the result is not updated.

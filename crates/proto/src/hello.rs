@@ -236,6 +236,13 @@ impl EdgeHello {
         };
     }
 
+    /// Marks the request of an edge whose config file is bad, so that it runs with the last good copy. The mark is in the
+    /// version of the program, which all servers show.
+    pub fn with_last_good_config(headers: &mut HeaderMap) {
+        let version = concat!(env!("CARGO_PKG_VERSION"), "+last-good-config");
+        headers.insert(PROGRAM, HeaderValue::from_static(version));
+    }
+
     /// Adds the name of a server to the metadata of its request or response.
     pub fn with_server_name(headers: &mut HeaderMap, name: &ServerDisplayName) {
         headers.extend(HeaderValue::from_str(name.as_str()).ok().map(|name| (SERVER_NAME, name)));

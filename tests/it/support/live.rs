@@ -29,7 +29,7 @@ pub(crate) fn edge(place: &TestDir, text: &str) -> (Edge, PathBuf) {
 }
 
 fn file(path: &Path, text: &str) -> ConfigFile {
-    ConfigFile { path: path.into(), text: text.to_owned(), environment: Environment::default() }
+    ConfigFile { path: path.into(), text: text.to_owned(), environment: Environment::default(), copy: None }
 }
 
 /// Has all files read again until this completes.
