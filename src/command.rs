@@ -265,6 +265,9 @@ pub enum Command {
         /// reason.
         #[arg(long)]
         down: bool,
+        /// List only the nodes with edges of this version.
+        #[arg(long = "version", value_name = "VERSION", conflicts_with = "down")]
+        of_version: Option<String>,
     },
     /// List the sessions of the server or edge on this machine, otherwise those of the server of an admin's link; or
     /// end some.

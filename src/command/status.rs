@@ -97,20 +97,26 @@ pub async fn watch(
 }
 
 /// Lists the nodes of all servers of the cloud, through the server on this machine or the server of a link: as a table,
-/// names or JSON. With `down`, it lists instead the nodes that this server has lost and no server has.
+/// names or JSON, only those of a version if one is given. With `down`, it lists instead the nodes that this server has
+/// lost and no server has.
 ///
 /// # Errors
 ///
 /// Returns an error if there is no response.
 pub async fn nodes(
     named: Option<PathBuf>,
-    output: NodesFormat,
+    (output, version): (NodesFormat, Option<String>),
     down: bool,
     env: &Environment,
 ) -> Result<String, CommandError> {
     let list = async |api: &AdminClient| {
-        let body = api.get("/nodes").await?;
-        let all: NodesResponse = api.parse(&body)?;
+        let mut body = api.get("/nodes").await?;
+        let mut all: NodesResponse = api.parse(&body)?;
+        if version.is_some() {
+            all.nodes.retain(|node| node.version == version);
+            all.count();
+            body = plain_text(&serde_json::to_string(&all).unwrap_or_default());
+        }
         Ok(match output {
             NodesFormat::Json if down => plain_text(&serde_json::to_string(&all.down).unwrap_or_default()),
             NodesFormat::Json => body,
@@ -180,7 +186,22 @@ fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
             _ => {}
         }
     }
+    if with_own && !all.nodes.is_empty() {
+        lines.push(versions(all));
+    }
     lines.join("\n")
+}
+
+/// Counts the nodes by the version of their edges, the most frequent first: `4998 of version 0.3.0, 2 of 0.2.1`.
+fn versions(all: &NodesResponse) -> String {
+    let mut counts = BTreeMap::new();
+    for node in &all.nodes {
+        *counts.entry(node.version.as_deref().map_or("unknown".to_owned(), clean)).or_insert(0) += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(*count));
+    let counts: Vec<_> = counts.iter().map(|(version, count)| format!("{count} of {version}")).collect();
+    counts.join(", ").replacen(" of ", " of version ", 1)
 }
 
 /// Moves the cursor to the top, and clears the terminal.

@@ -387,8 +387,8 @@ async fn output_of_a_forged_admin_socket_has_no_control_characters() {
                     _ => {
                         let json = output == Format::Json;
                         let output = if json { NodesFormat::Json } else { NodesFormat::Wide };
-                        let all = status::nodes(at.clone(), output, false, &env).await;
-                        let down = status::nodes(at, output, true, &env).await;
+                        let all = status::nodes(at.clone(), (output, None), false, &env).await;
+                        let down = status::nodes(at, (output, None), true, &env).await;
                         all.and_then(|all| Ok(all + &down?))
                     }
                 };

@@ -73,7 +73,12 @@ fn an_edge_with_a_bad_config_starts_from_its_last_good_copy() {
         edge.wait_for_log("starting from the last good copy of this config");
         edge.wait_for_answer(log_port, "/readyz", "config: the config file has errors");
         let nodes = started(&["nodes", &format!("--socket={}", server_socket.display())]);
-        assert!(nodes.stdout.contains("+last-good-config"), "{nodes:?}");
+        let version = concat!(env!("CARGO_PKG_VERSION"), "+last-good-config");
+        assert!(nodes.stdout.ends_with(&format!("\n1 of version {version}\n")), "{nodes:?}");
+        for (version, names) in [(version, "node1\n"), ("0", "")] {
+            let socket = format!("--socket={}", server_socket.display());
+            assert_eq!(started(&["nodes", "--version", version, "-o", "name", &socket]).stdout, names);
+        }
         let status = started(&["status", &format!("--socket={}", socket.display())]);
         assert!(status.stdout.contains("! config: the config file has errors"), "{status:?}");
         let check = started(&["config", "check", file.to_str().unwrap()]);

@@ -128,3 +128,24 @@ fn durations_and_sizes_are_printed_with_fitting_units() {
         ("0.12 ms".into(), "250 ms".into())
     );
 }
+
+#[test]
+fn nodes_are_counted_by_the_version_of_their_edges() {
+    let version = |at| ["0.3.0", "0.2.1", "0.3.0", ""][at];
+    let nodes: Vec<_> = (0..4)
+        .map(|at| {
+            let mut node = serde_json::json!({ "name": format!("n{at}"), "server": "s1", "since": 0.0 });
+            if !version(at).is_empty() {
+                node["version"] = version(at).into();
+            }
+            node
+        })
+        .collect();
+    let all = serde_json::json!({ "now": 9.0, "servers": [], "nodes": nodes });
+    let mut all: NodesResponse = serde_json::from_value(all).unwrap();
+    let text = nodes_text(&all, true, false);
+    assert!(text.ends_with("\n2 of version 0.3.0, 1 of 0.2.1, 1 of unknown"), "{text}");
+    assert!(!nodes_text(&all, false, false).contains(" of "), "the table in `tunnel status` has no counts");
+    all.nodes.clear();
+    assert!(!nodes_text(&all, true, false).contains(" of "));
+}
