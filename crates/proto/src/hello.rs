@@ -1,6 +1,7 @@
 //! The hello of a link: gRPC metadata in both directions, which identifies both ends and the version of the protocol.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
@@ -113,11 +114,12 @@ pub enum HelloError {
 /// The remote speaks another version of the protocol, so neither end understands the other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the remote speaks version {remote:?} of the protocol, and this program version {VERSION}; \
-     install the same release at both ends"
+    "the remote speaks version {remote:?} of the protocol, and this program version {}; \
+     install the same release at both ends",
+    shown(&SPOKEN)
 )]
 pub struct OtherVersion {
-    /// Version that the remote announced, cut to 20 characters.
+    /// Version or versions that the remote announced, cut to 20 characters.
     pub remote: String,
 }
 
@@ -316,7 +318,7 @@ fn insert_bearer(headers: &mut HeaderMap, credentials: &impl Serialize) {
 
 fn local_headers(instance: Instance) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert(DIALECT, HeaderValue::from_static(VERSION));
+    insert_versions(&mut headers, &SPOKEN);
     if let Ok(value) = HeaderValue::from_str(&instance.to_string()) {
         headers.insert(INSTANCE, value);
     }
@@ -346,22 +348,51 @@ pub fn websocket(headers: &HeaderMap) -> Option<Box<str>> {
 
 /// Returns the remote's process. A remote that announces no version, or no process, is plain.
 fn remote_instance(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion> {
-    match headers.get(&DIALECT) {
-        None => Ok(None),
-        Some(version) if version != VERSION => {
-            let remote = String::from_utf8_lossy(version.as_bytes()).chars().take(20).collect();
-            Err(OtherVersion { remote })
-        }
-        Some(_) => {
-            let text = headers.get(&INSTANCE).and_then(|value| value.to_str().ok());
-            Ok(text.and_then(|text| text.parse().ok()))
-        }
+    if common_version(headers, &SPOKEN)?.is_none() {
+        return Ok(None);
+    }
+    let text = headers.get(&INSTANCE).and_then(|value| value.to_str().ok());
+    Ok(text.and_then(|text| text.parse().ok()))
+}
+
+/// Adds the versions that a program speaks: the lowest in the header that the oldest programs compare, and all in a
+/// header of their own if there are several.
+fn insert_versions(headers: &mut HeaderMap, spoken: &RangeInclusive<u32>) {
+    headers.insert(DIALECT, HeaderValue::from(*spoken.start()));
+    if spoken.start() != spoken.end() {
+        headers.extend(HeaderValue::from_str(&shown(spoken)).ok().map(|all| (DIALECTS, all)));
     }
 }
 
-/// Version of the protocol. A change that a remote without it would misunderstand needs a new number.
-const VERSION: &str = "4";
+/// Returns the highest version that both ends speak, which both use. `None` if the remote announces none. Both ends have
+/// the same result, because each knows what both speak.
+fn common_version(headers: &HeaderMap, spoken: &RangeInclusive<u32>) -> Result<Option<u32>, OtherVersion> {
+    let Some(lowest) = headers.get(&DIALECT) else { return Ok(None) };
+    let text = String::from_utf8_lossy(headers.get(&DIALECTS).unwrap_or(lowest).as_bytes());
+    let (first, last) = text.split_once('-').unwrap_or((&text, &text));
+    match (first.parse::<u32>(), last.parse::<u32>()) {
+        (Ok(first), Ok(last)) if first.max(*spoken.start()) <= last.min(*spoken.end()) => {
+            Ok(Some(last.min(*spoken.end())))
+        }
+        _ => Err(OtherVersion { remote: text.chars().take(20).collect() }),
+    }
+}
+
+/// Returns versions as in a header: one, or the first and the last.
+fn shown(versions: &RangeInclusive<u32>) -> String {
+    if versions.start() == versions.end() {
+        versions.start().to_string()
+    } else {
+        format!("{}-{}", versions.start(), versions.end())
+    }
+}
+
+/// Versions of the protocol that this program speaks. A change that a remote without it would misunderstand needs a new
+/// number. The ones before it stay for two releases.
+const SPOKEN: RangeInclusive<u32> = 4..=4;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
+/// Header with the first and the last version that a program speaks, if there are several.
+const DIALECTS: HeaderName = HeaderName::from_static("tunnel-dialects");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a backup link. The older link of its process is unresponsive and stays open.
@@ -476,6 +507,42 @@ mod tests {
         headers.insert("tunnel-dialect", HeaderValue::from_static("4"));
         headers.remove("tunnel-instance");
         assert_eq!(EdgeHello::from_request(&headers).unwrap().instance, None);
+    }
+
+    #[test]
+    fn both_ends_use_the_highest_version_that_they_share() {
+        for (one, other, common) in [
+            (4..=4, 4..=4, Some(4)),
+            (4..=5, 4..=4, Some(4)),
+            (5..=5, 4..=4, None),
+            (4..=5, 4..=5, Some(5)),
+            (4..=6, 5..=7, Some(6)),
+            (4..=5, 6..=7, None),
+        ] {
+            for (local, remote) in [(&one, &other), (&other, &one)] {
+                let mut headers = HeaderMap::new();
+                insert_versions(&mut headers, remote);
+                let refused = OtherVersion { remote: shown(remote) };
+                assert_eq!(
+                    common_version(&headers, local),
+                    common.map(Some).ok_or(refused),
+                    "{one:?} {other:?}"
+                );
+            }
+        }
+        let mut headers = HeaderMap::new();
+        insert_versions(&mut headers, &(4..=5));
+        assert_eq!(
+            headers.get("tunnel-dialect").unwrap(),
+            "4",
+            "programs without the other header compare it"
+        );
+        for bad in ["5-4", "4-", "-", "4-5-6", "x", ""] {
+            headers.insert("tunnel-dialects", HeaderValue::from_static(bad));
+            assert_eq!(common_version(&headers, &(4..=5)), Err(OtherVersion { remote: bad.into() }));
+        }
+        let text = OtherVersion { remote: "5-6".into() }.to_string();
+        assert!(text.contains("version \"5-6\" of the protocol, and this program version 4;"), "{text}");
     }
 
     #[test]
