@@ -356,7 +356,7 @@ async fn connections_that_send_garbage_before_or_after_tls_are_closed() {
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let mut before = TcpStream::connect(server.server.bound.grpc).await.unwrap();
-    before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    before.write_all(b"PUT / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = assert_eventually("the end of the connection", before.read_to_end(&mut Vec::new())).await;
     wait_until("it is counted", || server.server.metrics.links_rejected.counted("tls") == 1).await;
     let mut after = remote::encrypted(&place, server.server.bound.grpc).await;
