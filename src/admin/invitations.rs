@@ -111,11 +111,17 @@ pub(crate) async fn revoke(
             return Err(plain_text(StatusCode::BAD_REQUEST, why));
         }
         (None, Some(subject)) => {
+            let revoked = enrolment.revoke(&subject, &who).await;
+            let name = subject.to_string();
+            let all = enrolment.list().await.unwrap_or_default();
+            let is_user = all.iter().any(|one| one.user.as_ref() == Some(&name));
+            let user = if is_user { format!("; {name} is a user: set --user {name}") } else { String::new() };
             let none = format!(
-                "{subject} has not joined by an invitation, and has no open one; tunnel invitations list prints those \
-                 that have. A token of the token file is revoked there\n"
+                "{} has not joined by an invitation, and has no open one{user}; tunnel invitations list prints those \
+                 that have. A token of the token file is revoked there\n",
+                name.trim_end_matches('/')
             );
-            (enrolment.revoke(&subject, &who).await, none)
+            (revoked, none)
         }
     };
     match revoked {

@@ -109,7 +109,7 @@ const MAX_INVITATION: u64 = 4096;
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
 pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
     let code = args.invitation.read(stdin)?;
-    match (code.invitee(), args.user) {
+    let output = match (code.invitee(), args.user) {
         (Invitee::User(user), true) => user::join(args, &code, user, env).await,
         (invitee @ (Invitee::Node(_) | Invitee::Nodes(_)), false) => {
             join_node(args, &code, &node_of_this_machine(invitee, args.node.as_ref(), env)?, env).await
@@ -122,8 +122,14 @@ pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result
                 "--invitation: it is for user {user}, whose device is no node; set --user, or ask for `tunnel invite --node`"
             )))
         }
-    }
+    }?;
+    let note = if matches!(args.invitation, InvitationSource::Argument(_)) { VISIBLE_NOTE } else { "" };
+    Ok(output + note)
 }
+
+/// What is said of an invitation in the command line.
+const VISIBLE_NOTE: &str = "note: other users of this machine can read an invitation in a command line; next time, name \
+                            a file with it, or - for stdin\n";
 
 /// Returns the name of the node that this machine becomes.
 fn node_of_this_machine(

@@ -6,7 +6,7 @@ use serde::Serialize;
 use toml::de::DeTable;
 
 use crate::config::removed::{IGNORED, REFUSED, replacement};
-use crate::config::{ConfigError, KeySpellings, ParsedConfig, Warning, WarningKind};
+use crate::config::{ConfigError, KeySpellings, ParsedConfig, Warning, WarningKind, value};
 
 /// The errors, warnings and keys collected while reading.
 #[derive(Debug, Default)]
@@ -94,8 +94,19 @@ impl ConfigDiagnostics {
         let (table, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             // The error's Display output contains the line, which may hold a secret; its message does not.
-            let place = error.span().map(|span| span.start);
-            self.place_error(place, "", Some("not TOML".to_owned()), error.message());
+            let span = error.span();
+            let remedy = match error.message() {
+                "duplicate key" => {
+                    let key = span.clone().and_then(|span| text.get(span)).unwrap_or_default();
+                    format!(" {}; merge the two", value::excerpt(key))
+                }
+                wrong if UNQUOTED.iter().any(|kind| wrong.starts_with(kind)) => {
+                    "; a text needs quotes".to_owned()
+                }
+                _ => String::new(),
+            };
+            let message = format!("{}{remedy}", error.message());
+            self.place_error(span.map(|span| span.start), "", Some("not TOML".to_owned()), message);
         }
         table.into_inner()
     }
@@ -156,6 +167,18 @@ fn lines_of(text: &str) -> impl Fn(usize) -> usize {
     let ends: Vec<_> = text.match_indices('\n').map(|(place, _)| place).collect();
     move |place| ends.partition_point(|end| *end < place) + 1
 }
+
+/// What the parser takes a text without quotes for.
+const UNQUOTED: [&str; 8] = [
+    "invalid boolean",
+    "invalid date",
+    "invalid time",
+    "invalid float",
+    "invalid integer",
+    "invalid hexadecimal",
+    "invalid octal",
+    "invalid binary",
+];
 
 /// Position of errors that are not in the file. They are reported last.
 const NOWHERE: usize = usize::MAX;

@@ -30,16 +30,22 @@ pub(crate) fn report(failure: &TlsAcceptError, from: IpAddr, metrics: &Metrics) 
 fn hint(error: &TlsHandshakeError) -> &'static str {
     use tokio_rustls::rustls::AlertDescription as Alert;
     match error {
-        TlsHandshakeError::AlertReceived(Alert::UnknownCA) => {
-            "; add the CA that issued our server.links.cert to that edge's edge.uplink.ca"
+        // The second alert is about a CA that has the right name and another key.
+        TlsHandshakeError::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => {
+            "; the CA in that edge's edge.uplink.ca has not signed our server.links.cert: add the CA that did"
         }
         TlsHandshakeError::AlertReceived(Alert::CertificateExpired) => {
             "; renew our server.links.cert, or correct that machine's clock"
         }
-        TlsHandshakeError::AlertReceived(_) => {
+        // Edges in Go send it for every cause.
+        TlsHandshakeError::AlertReceived(Alert::BadCertificate) => {
             "; check that our server.links.cert has the name that the edge dials (its dns, or the \
-             host of the address in its servers)"
+             host of the address in its servers); an edge of SuperEdge may also lack our CA"
         }
+        TlsHandshakeError::AlertReceived(Alert::UnsupportedCertificate | Alert::CertificateUnknown) => {
+            "; reissue our server.links.cert as a server certificate"
+        }
+        TlsHandshakeError::AlertReceived(_) => "; the log of that machine has the cause",
         TlsHandshakeError::NotTls => "; only edges, servers and programs of users can use this port",
         error if error.is_of_the_certificate() => {
             "; an edge (its edge.csr) needs a certificate from a CA in edge_ca of our server.csr, and \
@@ -58,7 +64,10 @@ mod tests {
     #[test]
     fn the_hint_for_a_tls_alert_names_the_key_of_the_side_that_can_change_it() {
         let hint_for = |alert| hint(&TlsHandshakeError::AlertReceived(alert));
-        assert!(hint_for(AlertDescription::UnknownCA).contains("edge.uplink.ca"));
+        for alert in [AlertDescription::UnknownCA, AlertDescription::DecryptError] {
+            assert!(hint_for(alert).contains("edge.uplink.ca has not signed"), "{alert:?}");
+        }
+        assert!(hint_for(AlertDescription::UnsupportedCertificate).contains("as a server certificate"));
         assert!(hint_for(AlertDescription::BadCertificate).contains("the name that the edge dials"));
     }
 }

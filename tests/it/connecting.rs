@@ -140,12 +140,13 @@ async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_
     let message = local.refusal().await;
     assert!(
         message
-            .contains("not connected\n  hint: check the node's name, that `tunnel edge` runs on that node"),
+            .contains("not connected\n  hint: check the node's name (`tunnel nodes` lists the names), that `tunnel edge` runs on that node"),
         "{message}"
     );
     let mut local = Local::start_with(&[&at("other1", echo)], variable).await;
     let message = local.refusal().await;
     assert!(message.starts_with("tunnel: no rule lets alice reach port"), "{message}");
+    assert!(message.contains("`tunnel nodes` lists the names of your nodes"), "{message}");
 }
 
 #[tokio::test]

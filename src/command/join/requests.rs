@@ -20,6 +20,7 @@ use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::AdvertisedCa;
 use crate::invitations::code::InvitationCode;
+use crate::uplink::link_dialer::messages::{for_user, no_connection};
 use crate::uplink::link_dialer::websocket::{self, reason_of_tls};
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
 use tunnel_net::dial::dial;
@@ -203,7 +204,10 @@ impl<'a> JoinClient<'a> {
             Some(proxy) => {
                 proxy.connect(addresses, server, TIMEOUT).await.map_err(|e| unanswered(e.to_string()))
             }
-            None => dial(&server.host, addresses, TIMEOUT).await.map_err(|e| unanswered(e.after(server))),
+            None => dial(&server.host, addresses, TIMEOUT).await.map_err(|cause| {
+                let text = no_connection(&cause, Some(server)).replace("edge.uplink.servers", "SERVER:PORT");
+                unanswered(for_user(text))
+            }),
         }
     }
 
@@ -284,7 +288,7 @@ fn unanswered(text: String) -> JoinAttemptError {
 fn hint(error: &TlsHandshakeError) -> &'static str {
     match error {
         TlsHandshakeError::Name(_) => "; set --tls-server-name to a name in the certificate",
-        TlsHandshakeError::NotTls | TlsHandshakeError::Protocol => {
+        TlsHandshakeError::NotTls | TlsHandshakeError::Protocol | TlsHandshakeError::Closed => {
             "; name the server's port for links, listen of its [server.links] (default 9000)"
         }
         _ => "",

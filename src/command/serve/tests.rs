@@ -650,3 +650,26 @@ fn a_duplicate_role_table_is_an_error() {
     let errors = ServerConfig::read(text, &Environment::default()).unwrap_err().to_string();
     assert!(errors.contains("a second table of that name"), "{errors}");
 }
+
+#[test]
+fn a_text_without_quotes_and_a_second_table_have_a_remedy() {
+    let unquoted = [
+        "node2",
+        "tunnel.example.org:9000",
+        "fred",
+        "info",
+        "10.0.0.1:9000",
+        "127.0.0.1",
+        "0xzz",
+        "2025-01-01x",
+        "[\"a\", node1]",
+        "edge-1",
+        "30s",
+    ];
+    for value in unquoted {
+        let errors = edge_faults(&format!("[edge.uplink]\nservers = {value}\n")).to_string();
+        assert!(errors.contains("line 2: not TOML: ") && errors.contains("quote"), "{value}: {errors}");
+    }
+    let errors = edge_faults(&format!("{LEAST}[edge.uplink]\nnode = \"a\"\n")).to_string();
+    assert!(errors.contains("line 4: not TOML: duplicate key uplink; merge the two"), "{errors}");
+}

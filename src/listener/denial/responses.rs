@@ -144,9 +144,9 @@ fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
         RouteError::Offline { missing: NodeNotFound { unqueried_reason: Some(_), .. }, .. } => {
             node_not_connected("check /readyz of the server, which says why it cannot ask the other servers")
         }
-        RouteError::Offline { .. } => {
-            node_not_connected("check that `tunnel edge` runs on that node and what it logs about its link")
-        }
+        RouteError::Offline { .. } => node_not_connected(
+            "check that `tunnel edge` runs on that node and what it logs about its link; `tunnel nodes` lists the names",
+        ),
         RouteError::Timeout { .. } => (
             StatusCode::GATEWAY_TIMEOUT,
             "timeout",
@@ -165,8 +165,8 @@ pub(super) fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'st
         ErrorCode::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
         ErrorCode::TargetUnreachable => {
             // Also the code for a node that no server has, if an edge or a user's program asks for it.
-            let next = "check that `tunnel edge` runs on that node, and that the node can resolve and reach the \
-                        target; for the target's certificate, check ca in [edge.target_tls] of that node's config";
+            let next = "check that `tunnel edge` runs on that node (`tunnel nodes` lists the names), and that the node can resolve \
+                        and reach the target; for the target's certificate, check ca in [edge.target_tls] of that node's config";
             (StatusCode::BAD_GATEWAY, next)
         }
         ErrorCode::NotAllowed => (
@@ -189,7 +189,8 @@ pub(super) fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'st
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,
-            "check that `tunnel edge` runs on that node; if it is only moving to another server, try again",
+            "check that `tunnel edge` runs on that node (`tunnel nodes` lists the names); if it is only moving to another server, \
+             try again",
         ),
         ErrorCode::NoError
         | ErrorCode::UnknownSession
@@ -207,11 +208,11 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
     let next = match refusal.code {
         ErrorCode::NotAllowed => {
             "ask an operator of the servers: a rule of [server.clients] must name you, the node and the port, and [edge.allow] \
-             of the node its target; a revoked device needs a new invitation"
+             of the node its target; `tunnel nodes` lists the names of your nodes; a revoked device needs a new invitation"
         }
         ErrorCode::TargetUnreachable => {
-            "check the node's name, that `tunnel edge` runs on that node and what it logs about its link, and that the node can \
-             resolve and reach the target"
+            "check the node's name (`tunnel nodes` lists the names), that `tunnel edge` runs on that node and what it logs about its \
+             link, and that the node can resolve and reach the target"
         }
         _ => next,
     };
