@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use crate::invitations::code::{InvitationCode, Pin};
 use crate::invitations::invitee::Invitee;
-use crate::invitations::shared_text::{EnrolmentStore, SharedStateError};
+use crate::invitations::shared_text::{EnrolmentStore, SharedStateError, VersionedText};
 use crate::invitations::store::{Enrolments, InvitationError, ListedEnrolment, SecretHash};
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
@@ -44,6 +44,8 @@ pub struct SharedEnrolments {
     known: ArcSwap<Enrolments>,
     changed: watch::Sender<()>,
     looked: Mutex<Option<LastStoreRead>>,
+    /// Why the last write failed.
+    write_error: Mutex<Option<String>>,
     /// Whether a caller had a token that was not known. Until then, a store that was never written is no problem.
     was_needed: AtomicBool,
     /// Held by the caller that reads the store on behalf of all that wait for a read.
@@ -77,10 +79,10 @@ pub struct JoinedDevice {
 }
 
 /// The last read of the store.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct LastStoreRead {
     began: Instant,
-    is_ok: bool,
+    result: Result<(), String>,
 }
 
 /// A join that waits for the next write of the store.
@@ -91,8 +93,7 @@ struct PendingJoin {
     token: SecretHash,
     /// As of the last attempt to write; true if it is the first use.
     outcome: Result<bool, InvitationError>,
-    /// Dropped if the store cannot be changed.
-    answer: oneshot::Sender<Result<bool, InvitationError>>,
+    answer: oneshot::Sender<Result<bool, JoinRefusal>>,
 }
 
 /// A new invitation, returned to the operator who asked a server for it.
@@ -117,9 +118,9 @@ pub enum JoinRefusal {
     /// The invitation is not valid.
     #[error(transparent)]
     Uninvited(InvitationError),
-    /// A temporary failure: the machine may retry.
+    /// A temporary failure, with its cause for the log: the machine may retry.
     #[error("this server cannot check invitations now; see its log")]
-    Later,
+    Later(String),
 }
 
 impl SharedEnrolments {
@@ -134,6 +135,7 @@ impl SharedEnrolments {
             known: ArcSwap::default(),
             changed: watch::Sender::new(()),
             looked: Mutex::default(),
+            write_error: Mutex::default(),
             was_needed: AtomicBool::default(),
             reader: tokio::sync::Mutex::default(),
             joining: Mutex::default(),
@@ -167,15 +169,19 @@ impl SharedEnrolments {
         self.authority.load().certificates.clone()
     }
 
-    /// Reads the store every few seconds until draining starts. Calls `report` with the result of each read.
+    /// Reads the store every few seconds until draining starts. Calls `report` with the result of each read, or
+    /// of a write that failed and is tried again.
     pub async fn follow(self: Arc<Self>, report: impl Fn(Result<(), String>), drain: Drain) {
         let mut failing = false;
         loop {
-            let looked = self.read_store().await;
+            let looked = match self.read_store().await {
+                Ok(()) => self.retry_write().await,
+                failed => failed,
+            };
             if let Err(why) = &looked
                 && !failing
             {
-                warn!(error = %why, "cannot refresh invitations, retrying");
+                warn!(error = %why, "cannot use the store of invitations, retrying");
             }
             failing = looked.is_err();
             report(looked);
@@ -187,22 +193,27 @@ impl SharedEnrolments {
     }
 
     /// Waits for a read of the store that began after this call: a machine may have just joined at another server.
-    /// Callers may be strangers, so they share one read a second. Returns false if the read failed. Cancel safe.
-    pub async fn refresh(&self) -> bool {
+    /// Callers may be strangers, so they share one read a second. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the read failed.
+    pub async fn refresh(&self) -> Result<(), String> {
         let called = Instant::now();
         self.was_needed.store(true, Relaxed);
         let refreshed = async {
             let _reader = self.reader.lock().await;
-            let last = *self.looked.lock();
+            let last = self.looked.lock().clone();
             match last {
-                Some(last) if last.began > called => return last.is_ok,
+                Some(last) if last.began > called => return last.result,
                 Some(last) => sleep_until(last.began + MIN_REFRESH_PAUSE).await,
                 None => {}
             }
             // `follow` reports failures.
-            self.read_store().await.is_ok()
+            self.read_store().await
         };
-        timeout(REFRESH_TIMEOUT, refreshed).await.unwrap_or_default()
+        let refreshed = timeout(REFRESH_TIMEOUT, refreshed).await;
+        refreshed.unwrap_or_else(|_| Err(format!("the store did not answer within {REFRESH_TIMEOUT:?}")))
     }
 
     /// Creates an invitation of a node or user that is valid for `lasting`, or a join key for `uses` nodes. `who` is
@@ -317,8 +328,8 @@ impl SharedEnrolments {
             }
         };
         // Only a valid code may occupy the store. Otherwise guesses would delay or exclude the machines that have one.
-        if check().is_err() && !self.refresh().await {
-            return Err(JoinRefusal::Later);
+        if check().is_err() {
+            self.refresh().await.map_err(JoinRefusal::Later)?;
         }
         let is_first = match check() {
             Ok(true) => self.join_with_others(hash.clone(), joiner.clone(), token.clone()).await?,
@@ -361,14 +372,40 @@ impl SharedEnrolments {
                 };
                 match self.change_in(&mut cell, all).await {
                     Ok(()) => joining.into_iter().for_each(PendingJoin::answer),
-                    Err(error) => limited!(
-                        self.refusals.may_log_once("joins_failed", "") => warn,
-                        joins = joining.len(), %error, "joins failed"
-                    ),
+                    Err(why) => joining.into_iter().for_each(|one| one.fail(&why)),
                 }
             }
         }
-        answered.await.map_err(|_| JoinRefusal::Later)?.map_err(JoinRefusal::Uninvited)
+        answered.await.unwrap_or_else(|_| Err(JoinRefusal::Later("the write was interrupted".to_owned())))
+    }
+
+    /// Writes the store, and notes for [`Self::follow`] whether that works.
+    async fn write_store(
+        &self,
+        cell: &mut Box<dyn EnrolmentStore>,
+        seen: &VersionedText,
+        text: Vec<u8>,
+    ) -> Result<bool, String> {
+        let written = cell.write(seen, text).await.map_err(|why| no_access(&why));
+        match &written {
+            // Another server was faster, so nothing is known about a write of this one.
+            Ok(false) => {}
+            done => *self.write_error.lock() = done.clone().err(),
+        }
+        written
+    }
+
+    /// If the last write failed, writes the store's text again as it is, because the next change may be days away.
+    async fn retry_write(&self) -> Result<(), String> {
+        if self.write_error.lock().is_some() {
+            let mut cell = self.cell.lock().await;
+            let seen = cell.read().await.map_err(|why| no_access(&why))?;
+            // A store that was never written stays so.
+            if !seen.text.is_empty() {
+                self.write_store(&mut cell, &seen, seen.text.clone()).await?;
+            }
+        }
+        self.write_error.lock().clone().map_or(Ok(()), Err)
     }
 
     async fn read_store(&self) -> Result<(), String> {
@@ -384,7 +421,7 @@ impl SharedEnrolments {
                 self.parse(&seen.text)
             }
         });
-        *self.looked.lock() = Some(LastStoreRead { began, is_ok: read.is_ok() });
+        *self.looked.lock() = Some(LastStoreRead { began, result: read.clone().map(drop) });
         if read.is_err() {
             // A previous token expires nevertheless.
             let mut known = Enrolments::clone(&self.known());
@@ -418,14 +455,14 @@ impl SharedEnrolments {
                 self.set_known(new);
                 return Ok(tried.unwrap_or(done));
             }
-            match cell.write(&seen, new.to_text()).await {
+            match self.write_store(cell, &seen, new.to_text()).await {
                 Ok(true) => {
                     self.set_known(new);
                     return Ok(done);
                 }
                 Ok(false) => {}
                 // One more try: the first error may be a response that was lost with its connection.
-                Err(why) if failed => return Err(no_access(&why)),
+                Err(why) if failed => return Err(why),
                 Err(_) => failed = true,
             }
             tried = Some(done);
@@ -472,7 +509,11 @@ impl PendingJoin {
 
     fn answer(self) {
         // A machine that no longer waits repeats its request.
-        let _ = self.answer.send(self.outcome);
+        let _ = self.answer.send(self.outcome.map_err(JoinRefusal::Uninvited));
+    }
+
+    fn fail(self, why: &str) {
+        let _ = self.answer.send(Err(JoinRefusal::Later(why.to_owned())));
     }
 }
 

@@ -254,7 +254,7 @@ async fn malformed_joins_and_unusable_stores_have_different_errors() {
     }
     std::fs::write(place.path().join("enrolled"), "10.0.0.1 somebody's hosts").unwrap();
     let outcome = join(&servers[0], "secret", "edge7", &token(1)).await.unwrap_err();
-    assert!(matches!(outcome, JoinRefusal::Later), "{outcome}");
+    assert!(matches!(outcome, JoinRefusal::Later(_)), "{outcome}");
     let outcome = servers[0].invite(&node(), None, HOUR, "test").await.unwrap_err().to_string();
     assert!(outcome.contains("name another store"), "{outcome}");
     assert_eq!(std::fs::read_to_string(place.path().join("enrolled")).unwrap(), "10.0.0.1 somebody's hosts");

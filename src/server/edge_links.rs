@@ -234,7 +234,7 @@ impl EdgeAuthenticator {
         let Err(GuessError::Wrong(mut why)) = judged else { return judged };
         let mut is_read = !self.tokens.is_stale();
         if let Some(enrolment) = self.enrolment.get() {
-            is_read &= enrolment.refresh().await;
+            is_read &= enrolment.refresh().await.is_ok();
             match compare() {
                 Ok(()) => {
                     self.guesses.forgive(from, name);

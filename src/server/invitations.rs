@@ -101,14 +101,19 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
         let may_log = metrics.refuse(Door::Links, "invitation", from);
         let name = printable::printable(&join.name);
         let key = enrolment.key_of(&join.secret);
+        // The caller is told to see the log.
+        let reason = match &why {
+            JoinRefusal::Later(cause) => cause.clone(),
+            why => why.to_string(),
+        };
         // A stranger's guesses do not belong into the audit log.
         if key.is_some() {
-            limited!(may_log => info, target: AUDIT, actor = name, remote_addr = %from, key, reason = %why, "join rejected");
+            limited!(may_log => info, target: AUDIT, actor = name, remote_addr = %from, key, reason, "join rejected");
         } else {
-            limited!(may_log => warn, remote_addr = %from, name, reason = %why, "join rejected");
+            limited!(may_log => warn, remote_addr = %from, name, reason, "join rejected");
         }
         let code =
-            if matches!(why, JoinRefusal::Later) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
+            if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
         return enrol_request.refuse(SessionError::new(code, why));
     }
     enrol_request.accept(enrolment.certificates());

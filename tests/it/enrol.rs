@@ -18,7 +18,7 @@ use tunnel::registry::history::WhyUnlinked;
 use tunnel::uplink::client::{UserCredentials, UserLinkConfig};
 use tunnel_link::grpc::enrol::JoinCredentials;
 
-use crate::support::clients::assert_echo;
+use crate::support::clients::{assert_echo, get};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
 use crate::support::{assert_eventually, live, pause_time, servers, targets, wait_until, wait_within};
 use crate::words::LogLines;
@@ -184,7 +184,10 @@ async fn an_invitation_is_read_from_a_file_or_from_stdin() {
     let output = join("-", invited(&servers[0]).await + "\n", "stdin").await.unwrap();
     assert!(output.starts_with("edge7 has joined"), "{output}");
     let file = place.file("invitation", &invited(&servers[0]).await).display().to_string();
-    join(&file, String::new(), "file").await.unwrap();
+    let output = join(&file, String::new(), "file").await.unwrap();
+    assert!(!output.contains("can read an invitation"), "{output}");
+    let output = join(&invited(&servers[0]).await, String::new(), "argument").await.unwrap();
+    assert!(output.contains("other users of this machine can read an invitation"), "{output}");
     for (from, stdin, expected) in
         [("-", "guess", "stdin: not an invitation"), ("/none", "", "cannot read /none")]
     {
@@ -458,7 +461,7 @@ async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_non
     assert!(std::fs::read_to_string(place.path().join("enrolled")).unwrap().contains("alice/laptop"));
 
     let first = servers[0].server.enrolment.get().unwrap();
-    assert!(first.refresh().await);
+    first.refresh().await.unwrap();
     for server in &servers {
         let proven =
             [("alice/laptop", &laptop), ("alice/desk", &desk), ("alice/desk", &laptop), ("bob/desk", &desk)];
@@ -561,13 +564,15 @@ async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     assert_eq!(rows[2].split_whitespace().collect::<Vec<_>>(), ["alice", "laptop", "-"], "{output}");
     let output = run("invitations list -o json").await.unwrap();
     assert!(output.contains(r#"{"user":"alice","device":"laptop","joined":true}"#), "{output}");
+    let no_node = run("invitations revoke alice").await.unwrap_err();
+    assert!(no_node.text.contains("; alice is a user: set --user alice"), "{no_node}");
     let output = run("invitations revoke --user alice --device laptop").await.unwrap();
     assert!(output.contains("tunnel invite --user alice") && output.contains("client.toml"), "{output}");
     assert!(run("invitations list").await.unwrap().contains("left"), "the open invitation stays");
     let output = run("invitations revoke --user alice").await.unwrap();
     assert!(output.contains("Rules that name alice remain"), "{output}");
     let none = run("invitations revoke --user alice").await.unwrap_err();
-    assert!(none.code == 77 && none.text.contains("alice/ has not joined by an invitation"), "{none}");
+    assert!(none.code == 77 && none.text.contains("alice has not joined by an invitation"), "{none}");
     assert_eq!(run("invitations list -o json").await.unwrap().trim(), "[]");
 }
 
@@ -586,4 +591,39 @@ async fn a_join_that_is_repeated_has_one_line_a_minute() {
     }
     let counts = ["node joined by invitation", "join request repeated"].map(|line| lines.count(line));
     assert_eq!(counts, [1, 1], "{}", lines.text());
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_reported_until_a_write_works() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let server = cloud(&place, 1).remove(0);
+    let (at, log, code) = (server.server.bound.grpc, server.server.bound.log, invited(&server).await);
+    let (lock, to) = (place.path().join("enrolled.lock"), place.path().join("etc"));
+    std::fs::create_dir(&lock).unwrap();
+    pause_time();
+    let refused = join(at, &code, &to).await.unwrap_err();
+    assert!(refused.text.contains("cannot check invitations now; see its log"), "{refused}");
+    let text = lines.text();
+    let line = text.lines().find(|line| line.contains("join rejected")).unwrap();
+    assert!(line.contains("enrolled.lock: Is a directory") && !line.contains("see its log"), "{line}");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let ready = get(log, "/readyz").await;
+    assert!(ready.status == 200 && ready.body.contains("enrolled.lock: Is a directory"), "{ready:?}");
+    std::fs::remove_dir(&lock).unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let ready = get(log, "/readyz").await;
+    assert!(!ready.body.contains("enrolled.lock"), "{ready:?}");
+    join(at, &code, &to).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_joins_at_a_wrong_port_learns_the_right_one() {
+    let place = TestDir::new();
+    let server = cloud(&place, 1).remove(0);
+    let code = invited(&server).await;
+    pause_time();
+    let refused = join(targets::closed_port().await, &code, &place.path().join("etc")).await.unwrap_err();
+    let hint = "check that the server runs, and that SERVER:PORT has the port of its server.links.listen (default 9000)";
+    assert!(refused.text.contains(hint), "{refused}");
 }

@@ -168,7 +168,7 @@ async fn a_target_of_the_servers_direct_list_is_refused_over_a_users_link() {
     let place = TestDir::new();
     let direct = "[server.direct]\ntargets = [\"192.0.2.0/24:*\"]\n";
     let server = TestServer::with(&place, &tables(&place, direct).replace("\"node*\"", "\"*\""));
-    server.server.enrolment.get().unwrap().refresh().await;
+    server.server.enrolment.get().unwrap().refresh().await.unwrap();
     let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
     let answer = send_request(proxy.http, "CONNECT 192.0.2.1:80 HTTP/1.1\r\n\r\n").await;
     let expected =

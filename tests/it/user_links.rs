@@ -205,7 +205,7 @@ async fn a_users_session_that_was_ended_at_one_server_does_not_resume_at_another
     let socket = place.path().join("admin.sock");
     let tables = format!("{}\n[server.admin]\nlisten = \"unix:{}\"\n", tables(&place, ""), socket.display());
     let first = TestServer::from_text(&place.cloud(&format!("{}\n{tables}", servers::peers(&all))));
-    first.server.enrolment.get().unwrap().refresh().await;
+    first.server.enrolment.get().unwrap().refresh().await.unwrap();
     let lines = [Line::to(first.server.bound.grpc).await, Line::to(all[1]).await];
     let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     lines[1].route_to(nowhere);
@@ -229,7 +229,7 @@ async fn a_users_session_moves_when_its_server_stops() {
     let _edge = edge(&place, &servers[1].server, "node1").await;
     let stopped =
         TestServer::from_text(&place.cloud(&format!("{}\n{}", servers::peers(&all), tables(&place, ""))));
-    stopped.server.enrolment.get().unwrap().refresh().await;
+    stopped.server.enrolment.get().unwrap().refresh().await.unwrap();
     let links = link(&place, "alice/laptop", &[stopped.server.bound.grpc, all[1]]).await;
     let mut session = open_once_known(&links, &at("node1", echo)).await;
     assert_session_echo(&mut session, "before").await;
@@ -428,7 +428,8 @@ async fn a_revocation_ends_the_links_and_sessions_at_its_server_and_at_another_o
     let text = |at| servers::config(&place, at, &format!("{}\n{tables}", servers::peers(&all)));
     let [one, two] = [all[0], all[1]].map(|at| TestServer::from_text(&text(at)));
     let [store, other] = [&one, &two].map(|server| server.server.enrolment.get().unwrap());
-    assert!(store.refresh().await && other.refresh().await);
+    store.refresh().await.unwrap();
+    other.refresh().await.unwrap();
     let _edge = edge(&place, &one, "node1").await;
     let (laptop, phone) =
         (link(&place, "alice/laptop", &all[..1]).await, link(&place, "alice/phone", &all[1..]).await);
@@ -436,7 +437,7 @@ async fn a_revocation_ends_the_links_and_sessions_at_its_server_and_at_another_o
     let mut at_one = open_once_known(&laptop, &target).await;
     let mut at_two = open_once_known(&phone, &target).await;
     assert!(store.revoke(&"alice/phone".parse().unwrap(), "test").await.unwrap());
-    assert!(other.refresh().await);
+    other.refresh().await.unwrap();
     assert_eq!(reset(&mut at_two).await, "the access of user alice was revoked");
     wait_until("the link has ended", || phone.links() == 0).await;
     assert_session_echo(&mut at_one, "another device").await;
@@ -449,7 +450,7 @@ async fn a_revocation_ends_the_links_and_sessions_at_its_server_and_at_another_o
         server.assert_idle().await;
         assert_eq!(server.server.metrics.sessions.now("clients"), 0);
     }
-    assert!(other.refresh().await);
+    other.refresh().await.unwrap();
     let again = UserUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err().to_string();
     assert!(again.contains("the access of this device was revoked"), "{again}");
 }
@@ -566,7 +567,7 @@ async fn all_sessions_that_a_user_may_have_resume_over_a_new_link() {
     let tables = tables(&place, "[server.session]\nmax_per_client = 2");
     let killable = KillableServer::start(place.cloud(&tables)).await;
     let server = &killable.server;
-    server.server.enrolment.get().unwrap().refresh().await;
+    server.server.enrolment.get().unwrap().refresh().await.unwrap();
     let _edge = edge(&place, server, "node1").await;
     let line = Line::to(server.server.bound.grpc).await;
     let links = link(&place, "alice/laptop", &[line.at]).await;
@@ -676,7 +677,7 @@ async fn the_first_table_of_users_needs_no_restart_and_a_removed_one_ends_their_
     let with = place.cloud(&tables(&place, ""));
     let without = with.split("[server.clients]").next().unwrap().to_owned();
     let (server, file) = live::server(&place, &without);
-    server.server.enrolment.get().unwrap().refresh().await;
+    server.server.enrolment.get().unwrap().refresh().await.unwrap();
     let _edge = edge(&place, &server, "node1").await;
     let settings = || config(&place, "alice/laptop", &[server.server.bound.grpc]);
     let refused = UserUplinks::connect(settings()).await.unwrap_err().to_string();

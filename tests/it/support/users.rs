@@ -36,7 +36,7 @@ pub(crate) fn tables(place: &TestDir, more: &str) -> String {
 /// Starts a server that accepts the devices of [`tables`].
 pub(crate) async fn server(place: &TestDir, more: &str) -> TestServer {
     let server = TestServer::with(place, &tables(place, more));
-    server.server.enrolment.get().unwrap().refresh().await;
+    server.server.enrolment.get().unwrap().refresh().await.unwrap();
     server
 }
 
