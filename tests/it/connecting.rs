@@ -277,7 +277,10 @@ async fn a_reset_of_the_local_client_resets_the_connection_to_the_target() {
     let (sender, mut receiver) = mpsc::channel(1);
     let reads = targets::serve(move |mut socket| {
         let sender = sender.clone();
-        async move { sender.send(socket.read_to_end(&mut Vec::new()).await.is_err()).await.unwrap() }
+        async move {
+            socket.write_all(b"!").await.unwrap();
+            sender.send(socket.read_to_end(&mut Vec::new()).await.is_err()).await.unwrap();
+        }
     });
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -285,6 +288,8 @@ async fn a_reset_of_the_local_client_resets_the_connection_to_the_target() {
         Local::start(&[&format!("--server=http://{}", server.connect), &at("node1", reads.await)]).await;
     let mut client = local.client().await;
     client.write_all(b"half of it").await.unwrap();
+    // A connection that ends before its owner is known is served by nobody.
+    client.read_u8().await.unwrap();
     reset(client);
     assert!(
         assert_eventually("the end of the session at the target", receiver.recv()).await.unwrap(),
