@@ -85,6 +85,8 @@ async fn an_edge_moves_on_request_only_to_an_address_of_its_list_and_stays_if_it
     pause_time();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(server.no_call());
+    // While time jumps, a handshake seems to take too long, and the edge makes a second connection.
+    tokio::time::resume();
     // The first link is still served.
     call.send(to_message(Frame { node: "node1".parse().unwrap(), body })).await;
     let mut elsewhere = server.call().await;
