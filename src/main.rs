@@ -101,10 +101,13 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
         Ok(runtime) => {
             let mut served = runtime.block_on(serve(settings, startup, logs.level()));
             let mut startup = StartupErrorCollector::default();
-            // A log directory that cannot be used is no error of the file.
+            // A log directory or a port that cannot be used is no error of the file. Its rights must not give way to
+            // older ones for that.
             if let Err(errors) = &served
                 && role == Role::Edge
-                && errors.iter().all(|found| found.kind != StartupErrorKind::LogFiles)
+                && errors
+                    .iter()
+                    .all(|found| !matches!(found.kind, StartupErrorKind::LogFiles | StartupErrorKind::Port))
                 && let Some(copy) = Settings::read_copy(&config, kubeconfig, variable, &mut startup)
             {
                 report(errors, &config, "starting from the last good copy of this config");

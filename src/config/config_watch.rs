@@ -133,7 +133,8 @@ async fn follow<T: Send + Sync + 'static>(
                 }
             }
         }
-        if is_in_file && !failed && plan(&started, settings).restart.is_empty() {
+        // Also if a key waits for a restart: the copy must not bring back rights that this config has taken away.
+        if is_in_file && !failed {
             in_force(text);
         }
         is_in_file = true;

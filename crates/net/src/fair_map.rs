@@ -1,5 +1,6 @@
 //! A bounded map of data about many sources. When it is full, the source with most entries loses its oldest.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
@@ -14,9 +15,12 @@ pub struct FairMap<S, K, V> {
     entries: HashMap<K, Entry<S, V>>,
     /// The keys of each source, in the order in which it loses them: idle ones first, then by time.
     by_source: HashMap<S, BTreeSet<(bool, Instant, K)>>,
-    /// Sources by their number of keys.
-    by_count: BTreeSet<(usize, S)>,
+    /// Sources by their number of keys. Of those with equally many, the last one has been idle for longest.
+    by_count: BTreeSet<SourceRank<S>>,
 }
+
+/// The number of keys of a source, and the position of the first one that it loses.
+type SourceRank<S> = (usize, Reverse<(bool, Instant)>, S);
 
 /// A value in a [`FairMap`], with its position among those of its source.
 #[derive(Debug)]
@@ -85,12 +89,14 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
     /// Marks an entry as active or idle as of `now`, and returns its value. A source loses its idle entries first.
     pub fn mark(&mut self, key: &K, active: bool, now: Instant) -> Option<&mut V> {
         let entry = self.entries.get_mut(key)?;
-        if let Some(keys) = self.by_source.get_mut(&entry.source) {
-            keys.remove(&(entry.active, entry.since, *key));
-            keys.insert((active, now, *key));
-        }
+        let before = (entry.active, entry.since, *key);
         (entry.active, entry.since) = (active, now);
-        Some(&mut entry.value)
+        let source = entry.source.clone();
+        self.change_keys(&source, |keys| {
+            keys.remove(&before);
+            keys.insert((active, now, *key))
+        });
+        self.entries.get_mut(key).map(|entry| &mut entry.value)
     }
 
     /// Sets the value of a key, even if it came from another source before. Returns the entry that was pushed out for
@@ -105,7 +111,7 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
 
     /// Returns the entry that [`Self::pop`] would remove.
     pub fn victim(&self) -> Option<Victim<K>> {
-        let (count, source) = self.by_count.last()?;
+        let (count, _, source) = self.by_count.last()?;
         let (active, since, key) = *self.by_source.get(source)?.first()?;
         Some(Victim { count: *count, active, since, key })
     }
@@ -151,15 +157,17 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
 
     /// Changes the keys of a source, and its position by their number. A source without keys is removed.
     fn change_keys(&mut self, source: &S, change: impl FnOnce(&mut BTreeSet<(bool, Instant, K)>) -> bool) {
+        let rank = |keys: &BTreeSet<(bool, Instant, K)>| {
+            keys.first().map(|(active, since, _)| (keys.len(), Reverse((*active, *since)), source.clone()))
+        };
         let keys = self.by_source.entry(source.clone()).or_default();
-        let before = keys.len();
+        if let Some(before) = rank(keys) {
+            self.by_count.remove(&before);
+        }
         change(keys);
-        let after = keys.len();
-        self.by_count.remove(&(before, source.clone()));
-        if after == 0 {
-            self.by_source.remove(source);
-        } else {
-            self.by_count.insert((after, source.clone()));
+        match rank(keys) {
+            Some(after) => drop(self.by_count.insert(after)),
+            None => drop(self.by_source.remove(source)),
         }
     }
 }
@@ -214,5 +222,16 @@ mod tests {
             map.retain(|_| false);
             prop_assert!(map.is_empty() && map.by_source.is_empty() && map.by_count.is_empty());
         }
+    }
+
+    #[test]
+    fn of_many_sources_the_one_that_is_idle_for_longest_loses_first() {
+        let start = Instant::now();
+        let mut map = FairMap::new(10);
+        for (source, age) in [(1, 5), (2, 9), (3, 1)] {
+            map.insert(&source, source * 10, (), start - Duration::from_secs(age));
+        }
+        let lost: Vec<_> = std::iter::from_fn(|| map.pop().map(|removed| removed.key)).collect();
+        assert_eq!(lost, [20, 10, 30]);
     }
 }

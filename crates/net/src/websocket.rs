@@ -189,6 +189,7 @@ fn limits() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
         .write_buffer_size(MAX_MESSAGE)
+        .max_write_buffer_size(MAX_UNSENT)
         .max_message_size(Some(MAX_MESSAGE))
         .max_frame_size(Some(MAX_MESSAGE))
 }
@@ -196,10 +197,9 @@ fn limits() -> WebSocketConfig {
 /// Returns the last address of a request that is not one of these proxies; `None` if there is none.
 fn forwarded_for(headers: &HeaderMap, proxies: &Networks) -> Option<IpAddr> {
     let lines = headers.get_all("x-forwarded-for").into_iter();
-    let all: Vec<&str> =
-        lines.filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(',')).collect();
-    let parse = |entry: &&str| {
-        let entry = entry.trim();
+    let all: Vec<&[u8]> = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).collect();
+    let parse = |entry: &&[u8]| {
+        let entry = str::from_utf8(entry).ok()?.trim();
         let ip = entry.parse().or_else(|_| entry.parse().map(|at: SocketAddr| at.ip()));
         ip.ok().map(canonical_ip)
     };
@@ -237,6 +237,9 @@ fn hint(status: StatusCode) -> &'static str {
 pub const PATH: &str = "/tunnel/link";
 /// Maximum size of a message in bytes. A connection that has proven nothing can make this end store one.
 const MAX_MESSAGE: usize = 64 * 1024;
+/// Bytes that wait for a remote that does not read: what is collected, one message, and answers to its pings. More of
+/// these are not stored.
+const MAX_UNSENT: usize = 3 * MAX_MESSAGE;
 /// Bytes that a read asks for at most, next to the rest of a message. Each link has this buffer.
 const READ_BUFFER: usize = 16 * 1024;
 /// The answer to other requests.
@@ -244,7 +247,10 @@ const UPGRADE_REQUIRED: &[u8] = b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: webs
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt as _, duplex};
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -259,12 +265,18 @@ mod tests {
             (&["[2001:db8::1]:4711"], Some("2001:db8::1")),
             (&["::ffff:203.0.113.7"], Some("203.0.113.7")),
             (&["203.0.113.7, unknown, 10.0.0.2"], None),
+            (&["198.51.100.1", "\u{ff}, 203.0.113.7"], Some("203.0.113.7")),
+            (&["198.51.100.1", "\u{ff}, 10.0.0.2"], None),
             (&["10.0.0.2"], None),
             (&[""], None),
             (&[], None),
         ] {
-            let line =
-                |line: &&str| (header::HeaderName::from_static("x-forwarded-for"), line.parse().unwrap());
+            let line = |line: &&str| {
+                (
+                    header::HeaderName::from_static("x-forwarded-for"),
+                    header::HeaderValue::from_bytes(line.as_bytes()).unwrap(),
+                )
+            };
             let headers = lines.iter().map(line).collect();
             assert_eq!(forwarded_for(&headers, &proxies), client.map(|ip| ip.parse().unwrap()), "{lines:?}");
         }
@@ -308,5 +320,36 @@ mod tests {
             client.send(message).await.unwrap();
             assert!(server.read_u8().await.is_err_and(|why| why.kind() != io::ErrorKind::UnexpectedEof));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_to_pings_of_a_remote_that_does_not_read_are_bounded() {
+        let (near, far) = duplex(256);
+        let from = "192.0.2.1:1".parse().unwrap();
+        let proxies = Networks::default();
+        let request = format!("wss://a{PATH}").into_client_request().unwrap();
+        let (client, server) = tokio::join!(
+            tokio_tungstenite::client_async(request, near),
+            WebSocket::accept(far, from, &proxies)
+        );
+        let (mut client, mut server) = (client.unwrap().0, server.unwrap().0);
+        let flood = async {
+            let raw = client.get_mut();
+            let ping = [&[0x89, 0xfd, 0, 0, 0, 0][..], &[b'a'; 125]].concat();
+            for _ in 0..10_000 {
+                raw.write_all(&ping).await.unwrap();
+            }
+            let mut stored = 0;
+            // Time passes only when nothing more arrives.
+            while let Ok(read) = timeout(Duration::from_secs(1), raw.read(&mut [0; 4096])).await {
+                stored += read.unwrap();
+            }
+            stored
+        };
+        let stored = tokio::select! {
+            stored = flood => stored,
+            read = server.read_u8() => panic!("{read:?}"),
+        };
+        assert!((1..=MAX_UNSENT + 4096).contains(&stored), "{stored}");
     }
 }

@@ -108,7 +108,8 @@ impl TlsHandshaker {
             // A proxy that ends TLS may speak none to this port.
             if socket.peek(&mut first).await.is_ok() && first == GET {
                 let io = turn.track_activity(socket);
-                return WebSocket::accept(io, from, proxies).await.map(Either::Right).map_err(refused);
+                let accepted = WebSocket::accept(io, from, proxies).await.map_err(refused)?;
+                return Ok(Either::Right((accepted, turn)));
             }
             let mut accepted = self.shake(Either::Left(socket), turn, permit.revoked()).await?;
             // A caller without ALPN may speak HTTP/2 as well.
@@ -117,20 +118,27 @@ impl TlsHandshaker {
             {
                 return Ok(Either::Left(accepted));
             }
-            let TlsAccepted { stream, permit: _turn, .. } = accepted;
-            WebSocket::accept(stream, from, proxies).await.map(Either::Right).map_err(refused)
+            let TlsAccepted { stream, permit: turn, .. } = accepted;
+            let accepted = WebSocket::accept(stream, from, proxies).await.map_err(refused)?;
+            Ok(Either::Right((accepted, turn)))
         });
+        let outer = permit.revoked();
         let upgraded = tokio::select! {
             biased;
             () = lost.cancelled() => return Err(TlsAcceptError::new("evicted", "evicted in its TLS handshake")),
+            () = outer.cancelled() => return Err(TlsAcceptError::new("evicted", "evicted in its TLS handshake")),
             upgraded = timeout_at(until, upgrade) => upgraded,
         };
         let late = |_| TlsAcceptError::new("tls_timeout", "no HTTP request in time after the TLS handshake");
         match upgraded.map_err(late)?? {
             Either::Left(accepted) => Ok((accepted, from)),
             // The permits of all clients of a proxy must not be those of one source.
-            Either::Right((websocket, client)) => {
-                let turn = self.acquire(client).await?;
+            Either::Right(((websocket, client), mut turn)) => {
+                if client.ip() != from.ip() {
+                    drop(turn);
+                    turn = self.acquire(client).await?;
+                }
+                // Otherwise the permit is kept: whoever waits for a second one has memory that no limit counts.
                 let shaking = self.shake(Either::Right(websocket), turn, permit.revoked());
                 let accepted = Box::pin(shaking).await?;
                 Ok((accepted, client))
