@@ -138,7 +138,7 @@ impl TlsHandshaker {
                     drop(turn);
                     turn = self.acquire(client).await?;
                 }
-                // Otherwise the permit is kept: whoever waits for a second one has memory that no limit counts.
+                // Otherwise the permit is kept: a caller that waits for a second one has memory that no limit counts.
                 let shaking = self.shake(Either::Right(websocket), turn, permit.revoked());
                 let accepted = Box::pin(shaking).await?;
                 Ok((accepted, client))
