@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use tunnel_base::addresses::cluster_state::{KnownEdgePods, ServiceEndpoints};
 use tunnel_base::policy::tokens::{PodProof, TokenError};
+use tunnel_net::limiter::Source;
 
 /// The pods of the servers, as a Service lists them.
 #[derive(Debug, Clone)]
@@ -28,8 +29,8 @@ pub(crate) trait PodTokenReviewer: Debug + Send + Sync {
     /// Returns true if that is a token to review.
     fn recognizes(&self, token: &str) -> bool;
 
-    /// Returns what a token proves. [`TokenError::PodTokenUnchecked`] says that this is not known now.
-    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<PodProof, TokenError>>;
+    /// Returns what a token from this source proves. [`TokenError::PodTokenUnchecked`] says that this is not known now.
+    fn review<'a>(&'a self, token: &'a str, from: &'a Source) -> BoxFuture<'a, Result<PodProof, TokenError>>;
 
     /// Returns an error if a proof is no longer valid.
     fn recheck(&self, proof: &PodProof) -> Result<(), TokenError>;

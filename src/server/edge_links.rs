@@ -207,7 +207,7 @@ impl EdgeAuthenticator {
         };
         let from = Source::of(from);
         self.guesses.judge(from, &name, || Ok::<_, TokenError>(()))?;
-        let reviewed = match pod_tokens.review(&credentials.hello.token).await {
+        let reviewed = match pod_tokens.review(&credentials.hello.token, &from).await {
             Ok(proof) if proof.node != credentials.hello.node => {
                 Err(TokenError::PodToken(format!("its pod is on Node {}", proof.node)))
             }
@@ -550,7 +550,11 @@ mod tests {
             token.starts_with("pod ")
         }
 
-        fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<PodProof, TokenError>> {
+        fn review<'a>(
+            &'a self,
+            token: &'a str,
+            _: &'a Source,
+        ) -> BoxFuture<'a, Result<PodProof, TokenError>> {
             *self.reviews.lock() += 1;
             let proof = PodProof { node: node(&token[4..]), pod: "a".into(), uid: "u".into(), ends: 0 };
             std::future::ready(self.review.lock().clone().map_or(Ok(proof), Err)).boxed()
@@ -635,7 +639,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_token_of_a_pod_proves_its_node_and_wrong_ones_are_guesses() {
-        let (nodes, pods) = (watch::Sender::new(None), Arc::new(FakeReviewer::default()));
+        let nodes = watch::Sender::new(None);
+        let pods = Arc::new(FakeReviewer::default());
         let links = edge_links_with("node9:\nnode1:right\n", Some(nodes.subscribe()), Some(pods.clone()));
         let from: IpAddr = [10, 0, 0, 1].into();
         let call = async |name: &str, token: &str| {
@@ -680,13 +685,14 @@ mod tests {
     async fn a_deleted_pod_ends_its_links_with_the_reason_and_a_token_that_has_ended_only_closes_them() {
         for (why, is_reset) in [(TokenError::NoPod(node("node1")), true), (TokenError::PodTokenEnded, false)]
         {
-            let (metrics, drain) = (Metrics::server("", ""), Drain::new());
+            let metrics = Metrics::server("", "");
+            let drain = Drain::new();
             let windows = WindowLimits { start: 1000, max: 1000 };
             let limits =
                 SessionLimits { windows, memory: 1 << 20, sessions: 1, resume_timeout: Duration::ZERO };
             let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-            let (nodes, pods) =
-                (watch::Sender::new(known([("node1", true)])), Arc::new(FakeReviewer::default()));
+            let nodes = watch::Sender::new(known([("node1", true)]));
+            let pods = Arc::new(FakeReviewer::default());
             let links = edge_links_with("", Some(nodes.subscribe()), Some(pods.clone()));
             let watching = links.clone().watch_revocations(Registry::new(metrics), table, drain.clone());
             drain.spawn(info_span!("tokens"), watching);

@@ -279,6 +279,21 @@ async fn connect(to: &Uri, proxy: Option<OutboundProxy>) -> io::Result<TcpStream
 }
 
 #[cfg(test)]
+impl Cluster {
+    /// Returns a cluster by a kubeconfig in this directory. `server` is its entry, without braces.
+    pub(crate) fn of_test(dir: &tempfile::TempDir, server: &str) -> Self {
+        let file = dir.path().join("kubeconfig");
+        let text = format!(
+            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
+             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
+             clusters: [{{name: a, cluster: {{{server}}}}}]}}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        Self { kubeconfig: Some(file), namespace: None }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -288,12 +303,7 @@ mod tests {
     #[tokio::test]
     async fn apiserver_names_are_its_host_and_its_tls_server_name() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("kubeconfig");
-        let text = "{apiVersion: v1, kind: Config, current-context: a, users: [{name: a, user: {}}],\n\
-             contexts: [{name: a, context: {cluster: a, user: a}}],\n\
-             clusters: [{name: a, cluster: {server: 'https://[fd00::1]:6443', tls-server-name: api.test}}]}\n";
-        std::fs::write(&file, text).unwrap();
-        let cluster = Cluster { kubeconfig: Some(file), namespace: None };
+        let cluster = Cluster::of_test(&dir, "server: 'https://[fd00::1]:6443', tls-server-name: api.test");
         assert_eq!(cluster.apiserver_names().await.unwrap(), ["[fd00::1]", "api.test"]);
     }
 
@@ -312,15 +322,7 @@ mod tests {
     async fn a_request_to_a_silent_apiserver_times_out() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("kubeconfig");
-        let text = format!(
-            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
-             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
-             clusters: [{{name: a, cluster: {{server: 'http://{}'}}}}]}}\n",
-            silent.local_addr().unwrap()
-        );
-        std::fs::write(&file, text).unwrap();
-        let cluster = Cluster { kubeconfig: Some(file), namespace: Some("n".to_owned()) };
+        let cluster = Cluster::of_test(&dir, &format!("server: 'http://{}'", silent.local_addr().unwrap()));
         let (client, namespace) = cluster.connect().await.unwrap();
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
         let answer = tokio::time::timeout(10 * IDLE_TIMEOUT, maps.list(&ListParams::default())).await;
@@ -331,15 +333,7 @@ mod tests {
     async fn a_long_list_of_nodes_may_arrive_slowly() {
         let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("kubeconfig");
-        let text = format!(
-            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
-             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
-             clusters: [{{name: a, cluster: {{server: 'http://{}'}}}}]}}\n",
-            server.local_addr().unwrap()
-        );
-        std::fs::write(&file, text).unwrap();
-        let cluster = Cluster { kubeconfig: Some(file), namespace: None };
+        let cluster = Cluster::of_test(&dir, &format!("server: 'http://{}'", server.local_addr().unwrap()));
         let slow = async {
             let (mut socket, _) = server.accept().await.unwrap();
             let mut head = vec![0; 1000];

@@ -17,7 +17,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use serde::Deserialize;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
@@ -29,6 +29,7 @@ use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::policy::tokens::{PodProof, TokenError};
+use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_proto::printable::printable;
 
 /// Which tokens are accepted.
@@ -54,7 +55,8 @@ pub struct PodTokens {
     keys: Mutex<Option<(String, KeySet)>>,
     /// What was answered about each token, by its hash. An answer that is awaited is locked.
     answers: Mutex<HashMap<[u8; 32], AnswerSlot>>,
-    reviews: Semaphore,
+    /// Shared fairly by sources: a token that nobody has signed also costs a review.
+    reviews: FairLimiter,
     outage: Mutex<Outage>,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
@@ -113,7 +115,7 @@ impl PodTokens {
             pods: watch::Sender::new(None),
             keys: Mutex::default(),
             answers: Mutex::default(),
-            reviews: Semaphore::new(MAX_REVIEWS),
+            reviews: FairLimiter::new(REVIEWS),
             outage: Mutex::default(),
             report: Box::new(report),
         })
@@ -136,12 +138,12 @@ impl PodTokens {
         drain.run_until(async { tokio::join!(pods, self.follow_keys()) }).await;
     }
 
-    /// Returns what a token proves. Waits for the answer of kube-apiserver, unless there is one from before.
+    /// Returns what a token from this source proves. Waits for the answer of kube-apiserver, unless there is one from before.
     ///
     /// # Errors
     ///
     /// Returns [`TokenError::PodToken`] if it proves nothing, [`TokenError::PodTokenUnchecked`] if that is not known now.
-    pub async fn review(&self, token: &str) -> Result<PodProof, TokenError> {
+    pub async fn review(&self, token: &str, from: &Source) -> Result<PodProof, TokenError> {
         let (client, subject) = self.connected().await.map_err(|cause| unchecked(&cause))?;
         let checked = Claims::check(token, &subject, &self.settings.audience, now());
         let (claims, bound) = checked.map_err(TokenError::PodToken)?;
@@ -150,7 +152,7 @@ impl PodTokens {
         let mut known = slot.lock().await;
         let answer = match &*known {
             Some(answer) if answer.until > Instant::now() => answer.clone(),
-            _ => match self.ask(client, token, &subject, &bound).await {
+            _ => match self.ask(client, token, from, &subject, &bound).await {
                 Ok(pod) => {
                     let keep = if pod.is_ok() { KEEP_YES } else { KEEP_NO };
                     let rest = Duration::from_secs(claims.exp.saturating_sub(now()));
@@ -209,10 +211,11 @@ impl PodTokens {
         &self,
         client: Client,
         token: &str,
+        from: &Source,
         subject: &str,
         bound: &BoundPod,
     ) -> Result<Result<Option<String>, String>, ClusterError> {
-        let Ok(_permit) = self.reviews.acquire().await else { return Err(ClusterError::Silent) };
+        let Ok(_permit) = self.reviews.acquire(from).await else { return Err(ClusterError::Silent) };
         // So that a thousand edges do not each wait for a kube-apiserver that does not answer.
         if self.outage.lock().last.is_some_and(|last| last.elapsed() < NO_REVIEW) {
             return Err(ClusterError::Silent);
@@ -222,6 +225,11 @@ impl PodTokens {
         let review = TokenReview { spec, ..TokenReview::default() };
         let api: Api<TokenReview> = Api::all(client);
         let answered = timeout(REVIEW_TIMEOUT, api.create(&PostParams::default(), &review)).await;
+        // A caller may provoke a refusal of the request itself, which is no outage.
+        let is_outage = match &answered {
+            Ok(Err(kube::Error::Api(status))) => status.code >= 500,
+            _ => true,
+        };
         match answered.map_err(|_| ClusterError::Silent).and_then(|answer| Ok(answer?)) {
             Ok(answer) => {
                 let status = answer.status.unwrap_or_default();
@@ -230,7 +238,7 @@ impl PodTokens {
             Err(cause) => {
                 // The next review reads the files again: the credential may have expired.
                 *self.client.lock() = None;
-                if matches!(cause, ClusterError::Silent | ClusterError::Failed(_)) {
+                if is_outage {
                     self.outage.lock().last = Some(Instant::now());
                 }
                 Err(cause)
@@ -411,8 +419,8 @@ const KEEP_YES: Duration = Duration::from_secs(600);
 const KEEP_NO: Duration = Duration::from_secs(10);
 /// Maximum number of answers that are kept. Then all are forgotten: another review costs a few milliseconds.
 const MAX_ANSWERS: usize = 10_000;
-/// Maximum number of reviews at once.
-const MAX_REVIEWS: usize = 16;
+/// Reviews at once, and calls that wait for one. Sources take turns.
+const REVIEWS: PermitLimits = PermitLimits { permits: 16, per_source: 16, waiting: 1000, idle_timeout: None };
 /// Timeout for a review, shorter than that of an edge for its answer.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time without reviews after kube-apiserver did not answer.

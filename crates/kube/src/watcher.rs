@@ -249,15 +249,8 @@ mod tests {
         for (status, away) in [("503 busy", 60), ("504 late", 150), ("429 later\r\nRetry-After: 100", 400)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let dir = tempfile::tempdir().unwrap();
-            let file = dir.path().join("kubeconfig");
-            let text = format!(
-                "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
-                 contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
-                 clusters: [{{name: a, cluster: {{server: 'http://{}'}}}}]}}\n",
-                listener.local_addr().unwrap()
-            );
-            std::fs::write(&file, text).unwrap();
-            let cluster = Cluster { kubeconfig: Some(file), namespace: None };
+            let cluster =
+                Cluster::of_test(&dir, &format!("server: 'http://{}'", listener.local_addr().unwrap()));
             let start = Instant::now();
             let serve = async {
                 loop {

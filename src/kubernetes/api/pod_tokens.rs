@@ -15,6 +15,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::policy::tokens::{PodProof, TokenError};
 use tunnel_kube::pod_tokens::jwt::is_service_account_token;
 use tunnel_kube::pod_tokens::{PodTokenSettings, PodTokens};
+use tunnel_net::limiter::Source;
 
 /// Follows the pods of a ServiceAccount, and returns who judges their tokens. Problems with the cluster appear in
 /// `readiness`.
@@ -37,8 +38,8 @@ impl PodTokenReviewer for PodTokens {
         is_service_account_token(token)
     }
 
-    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<PodProof, TokenError>> {
-        Box::pin(Self::review(self, token))
+    fn review<'a>(&'a self, token: &'a str, from: &'a Source) -> BoxFuture<'a, Result<PodProof, TokenError>> {
+        Box::pin(Self::review(self, token, from))
     }
 
     fn recheck(&self, proof: &PodProof) -> Result<(), TokenError> {

@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use aws_lc_rs::rand::SystemRandom;
@@ -46,8 +47,9 @@ impl Apiserver {
                 }
                 let review = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1",
                     "metadata": {}, "spec": {}, "status": *this.status.lock()});
+                let code = u16::try_from(review["status"]["code"].as_u64().unwrap_or(201)).unwrap();
                 let response =
-                    Response::builder().status(201).body(Body::from(review.to_string().into_bytes()));
+                    Response::builder().status(code).body(Body::from(review.to_string().into_bytes()));
                 Ok::<_, Infallible>(response.unwrap())
             }
         };
@@ -57,7 +59,8 @@ impl Apiserver {
     /// Returns what reviews tokens here, and knows pod `edge-a` on Node `shop-1`.
     fn tokens(&self, outage: bool) -> Arc<PodTokens> {
         let cluster = Cluster { kubeconfig: None, namespace: None };
-        let (account, audience) = ("tunnel-edge".to_owned(), AUDIENCE.to_owned());
+        let account = "tunnel-edge".to_owned();
+        let audience = AUDIENCE.to_owned();
         let tokens = PodTokens::new(PodTokenSettings { cluster, account, audience, outage }, drop);
         self.connect(&tokens);
         tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u1"))].into()));
@@ -69,6 +72,8 @@ impl Apiserver {
         *tokens.client.lock() = Some((self.client(), SUBJECT.to_owned()));
     }
 }
+
+static EDGE: LazyLock<Source> = LazyLock::new(|| Source::of([192, 0, 2, 1].into()));
 
 fn pod(uid: &str) -> EdgePod {
     EdgePod { uid: uid.to_owned(), node: Some("shop-1".to_owned()), deleted: None }
@@ -111,14 +116,14 @@ fn token(claims: &Value) -> String {
 }
 
 async fn refusal(tokens: &PodTokens, token: &str) -> String {
-    match tokens.review(token).await {
+    match tokens.review(token, &EDGE).await {
         Err(TokenError::PodToken(why)) => why,
         other => panic!("{other:?}"),
     }
 }
 
 async fn unchecked_reason(tokens: &PodTokens, token: &str) -> String {
-    match tokens.review(token).await {
+    match tokens.review(token, &EDGE).await {
         Err(TokenError::PodTokenUnchecked(why)) => why,
         other => panic!("{other:?}"),
     }
@@ -181,7 +186,7 @@ async fn a_review_must_confirm_audience_account_and_pod() {
     old["user"]["extra"].as_object_mut().unwrap().remove("authentication.kubernetes.io/node-name");
     for status in [accepted(), old] {
         *apiserver.status.lock() = status;
-        let proof = apiserver.tokens(true).review(&token(&claims())).await.unwrap();
+        let proof = apiserver.tokens(true).review(&token(&claims()), &EDGE).await.unwrap();
         assert_eq!((proof.node.as_str(), &*proof.pod, &*proof.uid), ("shop-1", "edge-a", "u1"));
     }
 }
@@ -201,7 +206,7 @@ async fn only_a_pod_that_exists_with_the_same_uid_counts_also_one_that_the_watch
         tokio::task::yield_now().await;
         tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u1"))].into()));
     };
-    let (reviewed, ()) = tokio::join!(tokens.review(&mine), later);
+    let (reviewed, ()) = tokio::join!(tokens.review(&mine, &EDGE), later);
     assert!(reviewed.is_ok(), "{reviewed:?}");
 }
 
@@ -211,17 +216,17 @@ async fn a_token_is_reviewed_once_at_a_time_and_its_answer_is_kept_for_a_while()
     let tokens = apiserver.tokens(true);
     let asked = || apiserver.asked.load(Relaxed);
     let mine = token(&claims());
-    let all = futures_util::future::join_all((0..50).map(|_| tokens.review(&mine))).await;
+    let all = futures_util::future::join_all((0..50).map(|_| tokens.review(&mine, &EDGE))).await;
     assert!(all.iter().all(Result::is_ok) && asked() == 1, "{}", asked());
     advance(Duration::from_secs(599)).await;
-    assert!(tokens.review(&mine).await.is_ok() && asked() == 1);
+    assert!(tokens.review(&mine, &EDGE).await.is_ok() && asked() == 1);
     advance(Duration::from_secs(2)).await;
-    assert!(tokens.review(&mine).await.is_ok() && asked() == 2);
+    assert!(tokens.review(&mine, &EDGE).await.is_ok() && asked() == 2);
 
     let short = token(&with("exp", json!(now() + 30)));
-    tokens.review(&short).await.unwrap();
+    tokens.review(&short, &EDGE).await.unwrap();
     advance(Duration::from_secs(31)).await;
-    tokens.review(&short).await.unwrap();
+    tokens.review(&short, &EDGE).await.unwrap();
     assert_eq!(asked(), 4, "a yes is not kept beyond the token");
 
     *apiserver.status.lock() = json!({"authenticated": false});
@@ -271,8 +276,10 @@ async fn while_kube_apiserver_is_away_known_pods_return_by_its_keys_and_others_w
     for (kid, sign) in &signers {
         apiserver.connect(&tokens);
         // The algorithm that the token names has no effect.
-        let proof =
-            tokens.review(&token_by(&json!({"alg": "none", "kid": kid}), &claims(), sign)).await.unwrap();
+        let proof = tokens
+            .review(&token_by(&json!({"alg": "none", "kid": kid}), &claims(), sign), &EDGE)
+            .await
+            .unwrap();
         assert_eq!(proof.node.as_str(), "shop-1", "{kid}");
     }
     assert_eq!(apiserver.asked.load(Relaxed), asked, "it is not asked again at once");
@@ -315,18 +322,31 @@ async fn while_kube_apiserver_is_away_known_pods_return_by_its_keys_and_others_w
     *apiserver.is_up.lock() = true;
     apiserver.connect(&tokens);
     advance(NO_REVIEW).await;
-    assert!(tokens.review(&good).await.is_ok());
+    assert!(tokens.review(&good, &EDGE).await.is_ok());
+}
+
+/// Otherwise a caller who provokes such an answer would let ended tokens live on.
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_is_no_outage() {
+    for (code, is_outage) in [(400, false), (429, false), (500, true)] {
+        let apiserver = Apiserver::new();
+        let tokens = apiserver.tokens(true);
+        *apiserver.status.lock() = json!({"code": code});
+        unchecked_reason(&tokens, &token(&claims())).await;
+        let ended = proof(now() - 9);
+        assert_eq!(tokens.recheck(&ended).is_ok(), is_outage, "{code}");
+    }
+}
+
+fn proof(ends: u64) -> PodProof {
+    PodProof { node: "shop-1".parse().unwrap(), pod: "edge-a".to_owned(), uid: "u1".to_owned(), ends }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is_away() {
-    let proof = |ends: u64| PodProof {
-        node: "shop-1".parse().unwrap(),
-        pod: "edge-a".to_owned(),
-        uid: "u1".to_owned(),
-        ends,
-    };
-    let (valid, ended, long_ended) = (proof(now() + 9), proof(now() - 9), proof(now() - 24 * 3600 - 9));
+    let valid = proof(now() + 9);
+    let ended = proof(now() - 9);
+    let long_ended = proof(now() - 24 * 3600 - 9);
     let apiserver = Apiserver::new();
     let tokens = apiserver.tokens(true);
     assert_eq!(tokens.recheck(&valid), Ok(()));
