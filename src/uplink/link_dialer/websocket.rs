@@ -140,17 +140,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reason_is_doubted_after_ten_minutes_or_without_an_answer() {
-        let (state, why) = (WebSocketUse::default(), || Some("why".to_owned()));
-        state.tried(why(), false, false);
+        let state = WebSocketUse::default();
+        let why = Some("why".to_owned());
+        state.tried(why.clone(), false, false);
         assert_eq!(state.reason(), None);
-        state.tried(why(), true, true);
+        state.tried(why.clone(), true, true);
         advance(REMEMBERED / 2).await;
         state.tried(state.reason(), true, true);
-        assert_eq!(state.reason(), why());
+        assert_eq!(state.reason(), why);
         advance(REMEMBERED / 2).await;
         assert_eq!(state.reason(), None, "however often it was used");
-        state.tried(why(), true, false);
-        state.tried(why(), false, false);
+        state.tried(why.clone(), true, false);
+        state.tried(why.clone(), false, false);
         assert_eq!(state.reason(), None);
         let forced = WebSocketUse::new(true);
         forced.tried(forced.reason(), false, false);

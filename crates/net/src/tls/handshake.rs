@@ -11,7 +11,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 
-use crate::limiter::{ActivityTracked, FairLimiter, Permit, PermitLimits, Source};
+use crate::limiter::{AcquireError, ActivityTracked, FairLimiter, Permit, PermitLimits, Source};
 use crate::pool::BufferPool;
 use crate::reload::ReloadedValue;
 use crate::socket::{Buffered, Connection as _};
@@ -132,13 +132,12 @@ impl TlsHandshaker {
         let late = |_| TlsAcceptError::new("tls_timeout", "no HTTP request in time after the TLS handshake");
         match upgraded.map_err(late)?? {
             Either::Left(accepted) => Ok((accepted, from)),
-            // The permits of all clients of a proxy must not be those of one source.
+            // The permits of all clients of a proxy must not be those of one source. None waits for its own: it would
+            // meanwhile have memory that no limit counts.
             Either::Right(((websocket, client), mut turn)) => {
                 if client.ip() != from.ip() {
-                    drop(turn);
-                    turn = self.acquire(client).await?;
+                    turn = self.limiter.try_acquire(&Source::of(client.ip())).map_err(crowded)?;
                 }
-                // Otherwise the permit is kept: a caller that waits for a second one has memory that no limit counts.
                 let shaking = self.shake(Either::Right(websocket), turn, permit.revoked());
                 let accepted = Box::pin(shaking).await?;
                 Ok((accepted, client))
@@ -158,16 +157,12 @@ impl TlsHandshaker {
             return Err(TlsAcceptError::new("timed_out", format!("no data within {FIRST_BYTE_TIMEOUT:?}")));
         }
         permit.mark_active();
-        let turn = self.acquire(from).await.inspect_err(|_| send_full(socket))?;
+        let turn = self.limiter.acquire(&Source::of(from.ip())).await;
+        let turn = turn.map_err(crowded).inspect_err(|_| send_full(socket))?;
         if socket.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
             return Err(TlsAcceptError::new("gone", "client disconnected before its TLS handshake"));
         }
         Ok(turn)
-    }
-
-    async fn acquire(&self, from: SocketAddr) -> Result<Permit, TlsAcceptError> {
-        let full = |_| TlsAcceptError::new("limit_reached", "too many connections wait for a TLS handshake");
-        self.limiter.acquire(&Source::of(from.ip())).await.map_err(full)
     }
 
     /// Returns the certificate that an accepted client has presented, or `None` if it has presented none.
@@ -218,6 +213,10 @@ impl TlsAcceptError {
     fn new(reason: &'static str, why: impl Into<String>) -> Self {
         Self { reason, why: why.into(), error: None, socket: None }
     }
+}
+
+fn crowded(_: AcquireError) -> TlsAcceptError {
+    TlsAcceptError::new("limit_reached", "too many connections wait for a TLS handshake")
 }
 
 /// Tells a client that it lost its place. First reads what it has sent: otherwise closing would reset the connection.
