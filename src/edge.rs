@@ -182,7 +182,7 @@ impl Edge {
         let files = self.files.clone();
         let proxy = self.proxy.clone();
         let readiness = self.readiness.clone();
-        let in_force = {
+        let keep_applied = {
             let copy = config.copy.clone();
             let readiness = readiness.clone();
             move |text: &str| {
@@ -211,8 +211,8 @@ impl Edge {
             };
             apply.boxed()
         };
-        let by = (Settings::examine as _, Settings::plan as _);
-        let _ = config.follow(by, &self.files, &self.links, apply, in_force);
+        let _ =
+            config.follow((Settings::examine, Settings::plan), &self.files, &self.links, apply, keep_applied);
     }
 
     /// Collects all errors that would prevent a start, without starting anything.
@@ -427,7 +427,7 @@ async fn follow_proxy(
     }
 }
 
-/// Keeps a config that is in force. Blocks on the disk, once for each content.
+/// Keeps a config that was applied. Blocks on the disk, once for each content.
 fn keep(copy: &Path, text: &str) {
     if files::read_text(copy).is_ok_and(|kept| kept == text) {
         return;

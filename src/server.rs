@@ -267,8 +267,8 @@ impl Server {
             apply.boxed()
         };
         let ServerContext { watcher, drains, admin, .. } = &*self.context;
-        let by = (ServerConfig::examine as _, ServerConfig::plan as _);
-        let read = config.follow(by, watcher, &drains.links, apply, |_| ());
+        let read =
+            config.follow((ServerConfig::examine, ServerConfig::plan), watcher, &drains.links, apply, |_| ());
         let read = Arc::new(read);
         let Some(admin) = admin.get() else { return };
         let context = self.context.clone();

@@ -211,7 +211,10 @@ fn copy_of(config: &Path, variable: fn(&str) -> Option<String>) -> Option<PathBu
     // systemd separates several directories by colons.
     let directories = variable("STATE_DIRECTORY")?;
     let directory = Path::new(directories.split(':').next()?);
-    Some(files::with_suffix(&directory.join(config.file_name()?), ".last-good"))
+    // Several edges of a machine may share the directory.
+    let config = std::path::absolute(config).ok()?;
+    let name = config.to_str()?.trim_start_matches('/').replace('/', "-");
+    Some(directory.join(name + ".last-good"))
 }
 
 #[cfg(test)]

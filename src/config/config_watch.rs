@@ -44,7 +44,8 @@ pub(crate) type ConfigReader<T> = (fn(&str, &Environment) -> ParsedConfig<T>, fn
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`, with the plan. A file
     /// with errors changes nothing. If `apply` fails, it has applied what it could; it is called again when the file
-    /// changes, or a reload is requested. `in_force` gets the text of the file when all of it is in force.
+    /// changes, or a reload is requested. `keep` gets the text of each version of the
+    /// file that was applied without an error, even if a key waits for a restart.
     ///
     /// Returns a function from another text to its config, with the plan for it. Its error is that of the text.
     pub fn follow<T, A, F>(
@@ -53,7 +54,7 @@ impl ConfigFile {
         files: &FileWatcher,
         drain: &Drain,
         apply: A,
-        in_force: F,
+        keep: F,
     ) -> impl Fn(&str) -> Result<(Arc<T>, ConfigPlan), String> + Send + Sync + use<T, A, F>
     where
         T: Send + Sync + 'static,
@@ -83,8 +84,7 @@ impl ConfigFile {
             config.map_err(|errors| format!("{}: {}", at.display(), errors.to_string().replace('\n', "; ")))
         });
         files.watch("config", &config);
-        let in_force = (is_in_file, in_force);
-        let following = follow(config, plan, started, running.clone(), apply, in_force);
+        let following = follow(config, plan, started, running.clone(), apply, is_in_file, keep);
         let draining = drain.clone();
         drain.spawn(info_span!("config"), async move {
             draining.run_until(following).await;
@@ -104,7 +104,8 @@ async fn follow<T: Send + Sync + 'static>(
     started: Arc<T>,
     running: Arc<ArcSwap<T>>,
     apply: impl Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send,
-    (mut is_in_file, in_force): (bool, impl Fn(&str) + Send),
+    mut is_in_file: bool,
+    keep: impl Fn(&str) + Send,
 ) {
     let mut changes = config.changes();
     let mut requests = requests();
@@ -133,9 +134,9 @@ async fn follow<T: Send + Sync + 'static>(
                 }
             }
         }
-        // Also if a key waits for a restart: the copy must not bring back rights that this config has taken away.
+        // Also if a key waits for a restart: what is kept must not bring back rights that this config has taken away.
         if is_in_file && !failed {
-            in_force(text);
+            keep(text);
         }
         is_in_file = true;
         tokio::select! {

@@ -62,12 +62,12 @@ fn an_edge_with_a_bad_config_starts_from_its_last_good_copy() {
     assert_eq!(never_good.wait_for_exit(TIMEOUT).code(), Some(78), "{}", never_good.log());
     let mut edge = start(&good);
     edge.wait_for_answer(log_port, "/readyz", "ok");
-    let copy = state.join("edge.toml.last-good");
+    let file = place.path().join("edge.toml");
+    let copy = state.join(file.to_str().unwrap().trim_start_matches('/').replace('/', "-") + ".last-good");
     wait_until("the copy is kept", TIMEOUT, || std::fs::read_to_string(&copy).is_ok_and(|kept| kept == good));
     assert_eq!(std::fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
     edge.terminate();
     assert!(edge.wait_for_exit(TIMEOUT).success());
-    let file = place.path().join("edge.toml");
     for bad in [&typo, &good.replace("ca.", "no-ca."), "nonsense", ""] {
         let mut edge = start(bad);
         edge.wait_for_log("starting from the last good copy of this config");
