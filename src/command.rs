@@ -54,7 +54,7 @@ use crate::command::proxy::ProxyArgs;
 use crate::command::serve::DaemonArgs;
 use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
-use crate::command::status::NodesFormat;
+use crate::command::status::NodesArgs;
 use crate::command::token::TokenCommand;
 use crate::parts;
 
@@ -253,22 +253,7 @@ pub enum Command {
         "sudo tunnel nodes -o wide",
         "tunnel nodes --down -o name    # nodes that have lost their links",
     ]))]
-    Nodes {
-        /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the
-        /// server's log contains the path]
-        #[arg(long, value_name = "PATH")]
-        socket: Option<PathBuf>,
-        /// Output format.
-        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
-        output: NodesFormat,
-        /// List the nodes that this server has lost within a day and that no server has, the latest first, with the
-        /// reason.
-        #[arg(long)]
-        down: bool,
-        /// List only the nodes with edges of this version.
-        #[arg(long = "version", value_name = "VERSION", conflicts_with = "down")]
-        of_version: Option<String>,
-    },
+    Nodes(NodesArgs),
     /// List the sessions of the server or edge on this machine, otherwise those of the server of an admin's link; or
     /// end some.
     ///

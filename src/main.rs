@@ -64,9 +64,7 @@ fn main() -> ExitCode {
         Command::Proxy(command_args) => run_proxy(&command_args, &env),
         Command::Ssh(command_args) => ssh::run(&command_args),
         Command::SshConfig(command_args) => ssh::config(&command_args),
-        Command::Nodes { socket, output, down, of_version } => {
-            in_runtime(status::nodes(socket, (output, of_version), down, &env))
-        }
+        Command::Nodes(command_args) => in_runtime(status::nodes(command_args, &env)),
         Command::Sessions(command_args) => in_runtime(sessions::run(command_args, &env)),
         Command::Status { socket, watch: true, .. } => {
             in_runtime(status::watch(socket, &env, interrupted(), print_stdout))

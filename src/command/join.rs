@@ -191,7 +191,9 @@ fn systemd_lines(dir: &str) -> String {
         );
     }
     if dir != CONFIG_DIR {
-        lines += &format!("  systemctl edit tunnel-edge    # set ExecStart to {dir}/edge.toml\n");
+        lines += &format!(
+            "  systemctl edit tunnel-edge    # [Service], ExecStart=, ExecStart=tunnel edge -c {dir}/edge.toml\n"
+        );
     }
     lines + &format!("  systemctl enable --now tunnel-edge    {UNIT_SOURCE}\n")
 }

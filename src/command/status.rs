@@ -19,10 +19,30 @@ use crate::command::{CommandError, Format, ssh};
 use crate::config::Environment;
 use tunnel_proto::printable::{one_line as clean, plain_text};
 
+/// Arguments of `tunnel nodes`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct NodesArgs {
+    /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the
+    /// server's log contains the path]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Output format.
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: NodesFormat,
+    /// List the nodes that this server has lost within a day and that no server has, the latest first, with the
+    /// reason.
+    #[arg(long)]
+    pub down: bool,
+    /// List only the nodes with edges of this version.
+    #[arg(long = "version", value_name = "VERSION", conflicts_with = "down")]
+    pub of_version: Option<String>,
+}
+
 /// The format of the list of nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum NodesFormat {
     /// Text for people.
+    #[default]
     Text,
     /// Text with more columns.
     Wide,
@@ -103,17 +123,13 @@ pub async fn watch(
 /// # Errors
 ///
 /// Returns an error if there is no response.
-pub async fn nodes(
-    named: Option<PathBuf>,
-    (output, version): (NodesFormat, Option<String>),
-    down: bool,
-    env: &Environment,
-) -> Result<String, CommandError> {
+pub async fn nodes(args: NodesArgs, env: &Environment) -> Result<String, CommandError> {
+    let NodesArgs { socket, output, down, of_version } = args;
     let list = async |api: &AdminClient| {
         let mut body = api.get("/nodes").await?;
         let mut all: NodesResponse = api.parse(&body)?;
-        if version.is_some() {
-            all.nodes.retain(|node| node.version == version);
+        if of_version.is_some() {
+            all.nodes.retain(|node| node.version == of_version);
             all.count();
             body = plain_text(&serde_json::to_string(&all).unwrap_or_default());
         }
@@ -130,7 +146,7 @@ pub async fn nodes(
             }
         })
     };
-    query(named, &["server"], env, list).await
+    query(socket, &["server"], env, list).await
 }
 
 fn names<'n>(names: impl Iterator<Item = &'n String>) -> String {
@@ -142,7 +158,10 @@ fn down_text(all: &NodesResponse) -> String {
     let mut table = Table::new(&["NODE", "LAST SEEN", "REASON"]);
     for node in &all.down {
         let reason = node.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
-        table.row(vec![clean(&node.name), format!("{} ago", duration(all.now - node.time)), reason]);
+        let time = duration(all.now - node.time);
+        // Such a node was not seen since the server started, so its time is that start.
+        let seen = if node.state == "absent" { format!("over {time} ago") } else { format!("{time} ago") };
+        table.row(vec![clean(&node.name), seen, reason]);
     }
     table.to_string()
 }

@@ -27,7 +27,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
 use tonic::Code;
-use tunnel::command::status::NodesFormat;
+use tunnel::command::status::{NodesArgs, NodesFormat};
 use tunnel::command::{Args, Command, Format, invitations, status};
 use tunnel::config::Environment;
 use tunnel::invitations::code::InvitationCode;
@@ -387,8 +387,9 @@ async fn output_of_a_forged_admin_socket_has_no_control_characters() {
                     _ => {
                         let json = output == Format::Json;
                         let output = if json { NodesFormat::Json } else { NodesFormat::Wide };
-                        let all = status::nodes(at.clone(), (output, None), false, &env).await;
-                        let down = status::nodes(at, (output, None), true, &env).await;
+                        let args = NodesArgs { socket: at, output, ..NodesArgs::default() };
+                        let all = status::nodes(args.clone(), &env).await;
+                        let down = status::nodes(NodesArgs { down: true, ..args }, &env).await;
                         all.and_then(|all| Ok(all + &down?))
                     }
                 };

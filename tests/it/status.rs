@@ -8,7 +8,7 @@ use rustix::system::uname;
 use tokio::net::TcpListener;
 use tunnel::admin::nodes::NodesResponse;
 use tunnel::admin::status::StatusResponse;
-use tunnel::command::status::NodesFormat;
+use tunnel::command::status::{NodesArgs, NodesFormat};
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
 use tunnel_link::liveness::Suspicion;
@@ -188,7 +188,8 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     // Its script answers no request for nodes.
     let _silent = scripted_server(&place, &first, 77).await;
     let nodes = async |output, down| {
-        status::nodes(Some(path.clone()), (output, None), down, &Environment::default()).await.unwrap()
+        let args = NodesArgs { socket: Some(path.clone()), output, down, ..NodesArgs::default() };
+        status::nodes(args, &Environment::default()).await.unwrap()
     };
     let json = nodes(NodesFormat::Json, false).await;
     let report: NodesResponse = serde_json::from_str(&json).unwrap();
@@ -229,7 +230,8 @@ async fn nodes_at_peers_have_their_figures_and_lost_ones_are_down() {
     let first = TestServer::from_text(&(servers::config(&place, all[0], &servers::peers(&all)) + &table));
     let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
     let nodes = async |output, down| {
-        status::nodes(Some(path.clone()), (output, None), down, &Environment::default()).await.unwrap()
+        let args = NodesArgs { socket: Some(path.clone()), output, down, ..NodesArgs::default() };
+        status::nodes(args, &Environment::default()).await.unwrap()
     };
     let [near, far] =
         [edge_with(&place, &first, "near", "").await, edge_with(&place, &second, "far", "").await];

@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirec
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tunnel::command::doctor::DoctorRole;
-use tunnel::command::status::{self, NodesFormat};
+use tunnel::command::status::{self, NodesArgs};
 use tunnel::config::Environment;
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust, server_name};
@@ -97,9 +97,10 @@ async fn an_edge_links_through_a_proxy_without_http_2_and_both_ends_say_why() {
         assert_echo(&mut server.open(&at("node1", echo)).await, "through a WebSocket").await;
 
         assert_eq!(status(&edge_path).await.links[0].websocket.as_deref(), Some(why));
-        let nodes = status::nodes(Some(path), (NodesFormat::Text, None), false, &Environment::default())
-            .await
-            .unwrap();
+        let nodes =
+            status::nodes(NodesArgs { socket: Some(path), ..NodesArgs::default() }, &Environment::default())
+                .await
+                .unwrap();
         assert!(nodes.contains(&format!("\n! through a WebSocket, because {why}: node1\n")), "{nodes}");
     }
 }
