@@ -47,6 +47,7 @@ step 'actionlint' workflows
 step 'sizes' sizes
 step 'layers' with_rustc layers
 step 'documents' with_rustc docs
+step 'translations' scripts/translations.sh
 step 'book' scripts/book.sh
 step 'dependencies' scripts/deps.sh
 step 'cargo fmt' cargo fmt --all --check
