@@ -5,12 +5,16 @@
 # Builds the program at REV and the current one, and runs servers and edges of both together on loopback addresses, old
 # with new, both ways. In each pairing a client has a session to the node through the second server, while the edge is
 # linked to the first. The session opens, resumes after the edge's connection was cut, and resumes when the first server
-# is stopped and the edge has moved to the second. Then a new session opens there. Next, four servers, old and new, have
-# one node each, and a client of each server reaches every node. This is repeated after one old server was replaced by a
-# new one, and one new server by an old one. A table shows the results. The exit code is 1 if anything failed; logs are
-# kept then.
+# is stopped and the edge has moved to the second. Then a new session opens there. A MiB is under way at each of these
+# events, and must come back unchanged. The same is done with a user's own link, which is cut and moves with the edge's.
+# Next, four servers, old and new, have one node each, and a client of each server reaches every node. This is repeated
+# after one old server was replaced by a new one, and one new server by an old one. A table shows the results. The exit
+# code is 1 if anything failed; logs are kept then.
 #
 #   PROFILE=NAME    profile of cargo for both programs (fast)
+#   NEW=PROGRAM     the current program, already built
+#
+# The program at REV is built once and kept in the cache of the tests.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -22,7 +26,7 @@ cd "$(dirname "$0")/.."
 # With job control each child is a separate process group.
 set -m
 
-if [[ -z ${OLD:-} || -z ${NEW:-} ]]; then
+if [[ -z ${OLD:-} ]]; then
   rev=${1:?usage: scripts/compat.sh REV [flags of cargo build]}
   shift
   # Before the first release the names of frames and headers changed once; compatibility is promised from then on.
@@ -66,10 +70,31 @@ addresses = [$(printf '"%s", ' "${@/%/:$grpc}")]
 END
 }
 
-# pod_configs ADDRESS PEER...: prints the config of the server at this address, with these peers.
+# pod_configs ADDRESS PEER...: prints the config of the server at this address, with these peers and a user.
 pod_configs() {
   pod_config "$1" "$grpc" "$log" "$connect" 15s
+  cat <<END
+[server.clients]
+client_ca = "$dir/ca.crt"
+names = ["ann"]
+rules = [{ users = ["ann"], nodes = ["*"], ports = [$echo] }]
+END
   peers_config "${@:2}"
+}
+
+# user_config: makes a certificate for a user, and the config of her program.
+user_config() {
+  mkdir -p "$dir/tunnel"
+  openssl req -new -newkey rsa:2048 -nodes -keyout "$dir/tunnel/ann.key" -subj /CN=ann 2>"$dir/openssl.log" |
+    openssl x509 -req -days 90 -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -CAcreateserial \
+      -extfile <(echo extendedKeyUsage=clientAuth) -out "$dir/tunnel/ann.crt" 2>>"$dir/openssl.log"
+  cat >"$dir/tunnel/client.toml" <<END
+servers = ["$service:$grpc"]
+tls_server_name = "tunnel.test"
+ca = "$dir/ca.crt"
+cert = "$dir/tunnel/ann.crt"
+key = "$dir/tunnel/ann.key"
+END
 }
 
 # config_for PROGRAM NAME: writes the config on stdin as $dir/NAME.toml, for old or new. If the old program is older than
@@ -103,18 +128,27 @@ cut_line() {
   for connection in $(pgrep -P "$(cat "$dir/line.pid")"); do kill -KILL "$connection" 2>/dev/null || true; done
 }
 
-# says WORD: sends the word to the target and receives it back within 20 s.
-says() {
-  local back
-  echo "$1" >&"${client[1]}" && read -r -t 20 back <&"${client[0]}" && [[ $back == "$1" ]]
+# carries COMMAND...: sends a MiB to the target, runs the command meanwhile, and receives the same MiB back within 60 s.
+carries() {
+  openssl rand -out "$dir/sent" $((1 << 20))
+  cat "$dir/sent" >&"$to_client" &
+  "$@" && timeout 60 head -c $((1 << 20)) <&"$from_client" | cmp --quiet - "$dir/sent"
 }
 
+# opens: opens a session of the client, at the second server or over the link of the user's program.
 opens() {
-  coproc client { exec socat - "PROXY:$second:node1:$echo,proxyport=$connect" 2>"$dir/client.log"; }
+  if [[ $user ]]; then
+    coproc client { XDG_CONFIG_HOME=$dir exec "$dir/$user" connect "node1:$echo" 2>"$dir/client.log"; }
+  else
+    coproc client { exec socat - "PROXY:$second:node1:$echo,proxyport=$connect" 2>"$dir/client.log"; }
+  fi
   client_pid=$!
+  # Subshells inherit no file descriptor of a coprocess.
+  exec {from_client}<&"${client[0]}" {to_client}>&"${client[1]}"
 }
 
 leave() {
+  exec {from_client}<&- {to_client}>&-
   kill "$client_pid" 2>/dev/null || true
   wait "$client_pid" 2>/dev/null || true
 }
@@ -126,37 +160,40 @@ linked() { [[ $(curl -sf -m 2 "http://$1:$log/cloud/healthz") == *node1* ]]; }
 
 ended() { ! kill -0 "$1" 2>/dev/null; }
 
+# stop_first PID: stops the first server, and waits until the edge is at the second.
+stop_first() {
+  lead "$second"
+  kill -TERM "$1"
+  await second linked "$second"
+}
+
 # session: sets `result` to the failure, or to ok.
 session() {
   local before pod
   result="does not open"
-  says opened || return 0
+  carries true || return 0
   before=$(number tunnel_sessions_resumed_total)
-  cut_line
   result="does not resume"
-  says resumed || return 0
+  carries cut_line || return 0
   result="continued without a resume"
-  (($(number tunnel_sessions_resumed_total) > before)) || return 0
-  lead "$second"
+  [[ $user ]] || (($(number tunnel_sessions_resumed_total) > before)) || return 0
   pod=$(cat "$dir/first.pid")
-  kill -TERM "$pod"
-  await second linked "$second"
   result="does not continue while the first server stops"
-  says moved || return 0
-  await first ended "$pod"
+  carries stop_first "$pod" || return 0
   result="does not continue after the first server has stopped"
-  says drained || return 0
+  carries await first ended "$pod" || return 0
   # A new session, at the server to which the edge has moved.
   leave
   opens
   result="does not open after the edge has moved"
-  says reopened || return 0
+  carries true || return 0
   result=ok
 }
 
-# pairing FIRST SECOND EDGE: runs one pairing; each argument is old or new.
+# pairing FIRST SECOND EDGE [USER]: runs one pairing; each argument is old or new. USER is the program with a user's own
+# link, which goes where the edge's goes.
 pairing() {
-  local result
+  local result user=${4:-}
   started=()
   pod_configs "$first" "$first" "$second" | config_for "$1" first
   pod_configs "$second" "$first" "$second" | config_for "$2" second
@@ -171,8 +208,8 @@ pairing() {
   await edge linked "$first"
   opens
   session
-  printf '%-10s %-10s %-10s %s\n' "$1" "$2" "$3" "$result"
-  keep_logs "$1-$2-$3"
+  printf '%-10s %-10s %-10s %-10s %s\n' "$1" "$2" "$3" "${user:--}" "$result"
+  keep_logs "$1-$2-$3-${user:-connect}"
   leave
   finish "${started[@]}"
 }
@@ -248,30 +285,38 @@ mixed() {
 for program in socat curl nc openssl pgrep; do
   command -v "$program" >/dev/null || { echo "$program is missing: scripts/parts.sh installs it" >&2; exit 1; }
 done
-if [[ $rev == "${OLD:-}" ]]; then
-  cp "$OLD" "$dir/old"
-  cp "$NEW" "$dir/new"
-else
-  tree=target/compat/tree
-  rm -rf "$tree"
-  mkdir -p "$tree"
-  git archive "$rev" | tar -x -m -C "$tree"
-  build "$tree" target/compat old "$@"
-  build . target new "$@"
+if [[ -z ${OLD:-} ]]; then
+  OLD=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests/tunnel-$(git rev-parse "$rev")-$profile
+  if [[ ! -x $OLD ]]; then
+    tree=target/compat/tree
+    rm -rf "$tree"
+    mkdir -p "$tree" "${OLD%/*}"
+    git archive "$rev" | tar -x -m -C "$tree"
+    build "$tree" target/compat old "$@"
+    mv "$dir/old" "$OLD"
+    rm -rf target/compat
+  fi
 fi
+cp "$OLD" "$dir/old"
+if [[ ${NEW:-} ]]; then cp "$NEW" "$dir/new"; else build . target new "$@"; fi
 certificates "$service" "${fleet[@]}"
 tokens node0 node1 node2 node3
+user_config
 old_schema=ours
 edge_config node1 "$service:$grpc" "127.0.0.1:$log" | config_for new edge
 "$dir/old" config check "$dir/edge.toml" &>/dev/null ||
   "$dir/old" --m=edge --check --c="$dir/edge.toml" &>/dev/null || old_schema=superedge
 
-printf '%-10s %-10s %-10s %s\n' 'server 1' 'server 2' edge "session (old is $rev)"
+printf '%-10s %-10s %-10s %-10s %s\n' 'server 1' 'server 2' edge user "session (old is $rev)"
 for edge in old new; do
   for pods in 'old old' 'new new' 'old new' 'new old'; do
     read -r one two <<<"$pods"
     pairing "$one" "$two" "$edge"
   done
 done
+pairing new new old old
+pairing new old new old
+pairing old new old new
+pairing old old new new
 mixed
 ((failed == 0))

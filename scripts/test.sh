@@ -3,8 +3,8 @@
 #
 #   scripts/test.sh         unit tests, servers and edges in one process, simulation, documents, and the program with
 #                           Debian's sshd, nc, curl, nginx, systemd and others
-#   scripts/test.sh --all   all of these, and with CoreDNS, etcd, Kubernetes and peers in Go; lints, features, book,
-#                           fuzzing. CI runs this.
+#   scripts/test.sh --all   all of these, and with CoreDNS, etcd, Kubernetes, peers in Go and older programs; lints,
+#                           features, book, fuzzing. CI runs this.
 #
 #   TUNNEL_FUZZ_SECONDS     how long each fuzz target runs, default 60
 set -euo pipefail
@@ -46,6 +46,14 @@ fi
 export RUST_TEST_THREADS=4
 step 'tests' scripts/cargo-test.sh
 if [[ $all ]]; then
+  # The oldest version that the wire must still work with. A clone without its history has no such commit.
+  oldest=131d769c
+  if git cat-file -e "$oldest^{commit}" 2>/dev/null; then
+    step "sessions with programs of $oldest" env PROFILE=dev NEW="${CARGO_TARGET_DIR:-target}/debug/tunnel" \
+      scripts/compat.sh "$oldest"
+  else
+    echo "-- sessions with programs of $oldest: left out, as this clone does not have that commit"
+  fi
   step 'example cluster' env TUNNEL="${CARGO_TARGET_DIR:-target}/debug/tunnel" scripts/cluster.sh --check
   step 'example Kubernetes cluster' scripts/kubernetes.sh --check
 fi
