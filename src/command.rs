@@ -231,9 +231,9 @@ pub enum Command {
         "tunnel ssh --server https://tunnel.example.org:8443 -p 2200 root@node1 uptime",
     ]))]
     Ssh(SshArgs),
-    /// Print a block for ~/.ssh/config, so that ssh, scp and rsync reach nodes by name.
+    /// Print a block for ssh's config, or write it, so that ssh, scp, rsync, git, Ansible and editors reach nodes by name.
     #[command(after_help = examples([
-        "tunnel ssh-config 'edge-*' >> ~/.ssh/config",
+        "tunnel ssh-config --write 'edge-*'    # --remove undoes it",
         "tunnel ssh-config --server https://tunnel.example.org:8443 node1 node2",
     ]))]
     SshConfig(SshConfigArgs),

@@ -66,6 +66,8 @@ pub struct Environment {
     pub runtime_dir: Option<PathBuf>,
     /// This user's `client.toml`, below `XDG_CONFIG_HOME` or `HOME`.
     pub client_file: Option<PathBuf>,
+    /// `HOME`: this user's home directory, whose `.ssh` has ssh's config.
+    pub home: Option<PathBuf>,
 }
 
 /// The HTTP proxy through which edges and users' programs dial servers.
@@ -163,6 +165,7 @@ impl Environment {
             },
             runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
             client_file: config_home(&variable).map(|dir| dir.join("tunnel/client.toml")),
+            home: variable("HOME").map(PathBuf::from).filter(|dir| dir.is_absolute()),
         }
     }
 }

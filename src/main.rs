@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         }
         Command::Proxy(command_args) => run_proxy(&command_args, &env),
         Command::Ssh(command_args) => ssh::run(&command_args),
-        Command::SshConfig(command_args) => ssh::config(&command_args),
+        Command::SshConfig(command_args) => in_runtime(ssh::config(&command_args, &env)),
         Command::Nodes(command_args) => in_runtime(status::nodes(command_args, &env)),
         Command::Sessions(command_args) => in_runtime(sessions::run(command_args, &env)),
         Command::Status { socket, watch: true, .. } => {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::parts::are_installed;
+use crate::parts::{are_installed, is_root};
 use crate::process::{TIMEOUT, run, run_command};
 use crate::sshd::Sshd;
 use crate::tunnel::{PROGRAM, Pair, TestDir, tunnel};
@@ -75,6 +75,56 @@ fn tunnel_ssh_and_a_block_for_sshs_config_reach_a_node() {
     let (own, _) = options[2..].split_at(options.len() - 4);
     command.arg("-F").arg(&config).args(own).arg("node1");
     answers(command);
+}
+
+/// ssh takes its user's home from the list of users, which is another one here.
+#[test]
+fn ssh_and_scp_use_what_ssh_config_writes_until_it_is_removed() {
+    if !is_root() || !are_installed(&["sshd", "ssh", "scp", "ssh-keygen", "unshare", "mount"]) {
+        return;
+    }
+    let (sshd, pair, place) = (Sshd::start(), Pair::start(), TestDir::new());
+    let home = place.path().join("her home");
+    std::fs::create_dir_all(home.join(".ssh")).unwrap();
+    let options = sshd.options("false");
+    let options = options.iter().filter(|option| option.contains('=') && !option.starts_with("ProxyCommand"));
+    let lines: String = options.map(|option| option.replacen('=', " ", 1) + "\n").collect();
+    let lines = format!("{lines}IdentityFile {}\n", sshd.options("false")[3]);
+    std::fs::write(home.join(".ssh/config"), &lines).unwrap();
+    let users = place.path().join("passwd");
+    std::fs::write(&users, format!("root:x:0:0:root:{}:/bin/sh\n", home.display())).unwrap();
+    let at_home = |line: &str| {
+        let script = format!("set -e; mount --bind {} /etc/passwd; {line}", users.display());
+        let mut command = Command::new("unshare");
+        command.args(["-m", "bash", "-c", &script]).env("HOME", &home).current_dir(place.path());
+        let output = run_command(line, &mut command, None, TIMEOUT);
+        assert!(output.status.success(), "{line}: {output:?}");
+        output.stdout
+    };
+    let write = format!("{PROGRAM} ssh-config --server=127.0.0.1:{} --write 'node*'", pair.cloud.connect);
+    for _ in 0..2 {
+        let output = at_home(&write);
+        assert!(
+            output.contains("her home/.ssh/tunnel_config for node*") && !output.contains('!'),
+            "{output}"
+        );
+    }
+    assert!(at_home("ssh -G node7").contains(" connect --server="));
+    assert!(!at_home("ssh -G other").contains("proxycommand"));
+    assert_eq!(at_home("ssh node1 'echo over $((6 * 7)) bridges'"), "over 42 bridges\n");
+    at_home("head -c 1M /dev/urandom > from; scp -q from \"node1:$PWD/to\"; cmp from to");
+    at_home("! command -v rsync >/dev/null || { rsync from \"node1:$PWD/third\"; cmp from third; }");
+    at_home(&format!("{PROGRAM} ssh-config --remove"));
+    assert!(!at_home("ssh -G node7").contains("proxycommand"));
+    assert_eq!(std::fs::read_to_string(home.join(".ssh/config")).unwrap(), lines);
+    // A setting of the system's config cannot be overruled from a home that ssh does not read.
+    let output = run_command(
+        "write",
+        tunnel().args(["ssh-config", "--write", "node1"]).env("HOME", &home),
+        None,
+        TIMEOUT,
+    );
+    assert!(output.stdout.contains("! ssh does not use it for node1: "), "{output:?}");
 }
 
 #[test]
