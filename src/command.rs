@@ -9,6 +9,7 @@ pub mod completions;
 pub mod config;
 pub mod connect;
 pub mod demo;
+pub mod device;
 #[cfg(test)]
 mod doc_comments;
 pub mod doctor;
@@ -45,6 +46,7 @@ use crate::command::approve::ApproveArgs;
 use crate::command::cert::CertCommand;
 use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
+use crate::command::device::{LeaveArgs, WhoamiArgs};
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InvitationsArgs, InviteArgs};
@@ -246,6 +248,20 @@ pub enum Command {
     ]))]
     Proxy(ProxyArgs),
     /// List the nodes of all servers of the cloud.
+    /// Print this machine's user and device, its servers, and the nodes and ports that she may reach, and until when.
+    ///
+    /// Queries the server of a link of ~/.config/tunnel/client.toml.
+    #[command(after_help = examples([
+        "tunnel whoami",
+        "tunnel whoami -o json",
+    ]))]
+    Whoami(WhoamiArgs),
+    /// Undo `tunnel join --user`: end this device at the servers, and remove client.toml with its token and its CA.
+    #[command(after_help = examples([
+        "tunnel leave          # what would be removed",
+        "tunnel leave --yes",
+    ]))]
+    Leave(LeaveArgs),
     ///
     /// Queries the server on this machine if this user may open its admin socket. Otherwise it uses a link of
     /// ~/.config/tunnel/client.toml. Over a link, users that are not admins see the nodes that their rules permit.

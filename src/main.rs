@@ -10,8 +10,8 @@ use tunnel::command::migrate;
 use tunnel::command::proxy::ProxyArgs;
 use tunnel::command::serve::{DaemonArgs, Settings};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, completions, connect, exit_code, init, invitations,
-    is_wrong, join, proxy, sessions, ssh, status, token,
+    self, Args, Command, CommandError, Format, Role, completions, connect, device, exit_code, init,
+    invitations, is_wrong, join, proxy, sessions, ssh, status, token,
 };
 use tunnel::config::config_watch::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -64,6 +64,8 @@ fn main() -> ExitCode {
         Command::Proxy(command_args) => run_proxy(&command_args, &env),
         Command::Ssh(command_args) => ssh::run(&command_args),
         Command::SshConfig(command_args) => in_runtime(ssh::config(&command_args, &env)),
+        Command::Whoami(command_args) => in_runtime(device::whoami(command_args, &env)),
+        Command::Leave(command_args) => in_runtime(device::leave(command_args, &env)),
         Command::Nodes(command_args) => in_runtime(status::nodes(command_args, &env)),
         Command::Sessions(command_args) => in_runtime(sessions::run(command_args, &env)),
         Command::Status { socket, watch: true, .. } => {

@@ -15,7 +15,7 @@ use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{AdminAnswer, json, plain_text};
 use crate::invitations::invitee::Invitee;
 use crate::invitations::{NewInvitation, SharedEnrolments};
-use tunnel_proto::names::Target;
+use tunnel_proto::names::{Target, UserDevice};
 
 /// The response to a request for an invitation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +127,16 @@ pub(crate) async fn revoke(
     match revoked {
         Ok(true) => Ok(plain_text(StatusCode::OK, "revoked\n")),
         Ok(false) => Err(plain_text(StatusCode::NOT_FOUND, none)),
+        Err(why) => Err(enrolment_error(&why)),
+    }
+}
+
+/// Returns the response to `POST /leave` of a user's device: its token is revoked. She needs no other right for that.
+pub(crate) async fn leave(enrolment: Option<&Arc<SharedEnrolments>>, device: &UserDevice) -> AdminAnswer {
+    let subject = Invitee::Device(device.clone());
+    match enrolment.ok_or_else(no_invitations)?.revoke(&subject, &device.to_string()).await {
+        Ok(true) => Ok(plain_text(StatusCode::OK, "left\n")),
+        Ok(false) => Err(plain_text(StatusCode::NOT_FOUND, "this device has not joined by an invitation\n")),
         Err(why) => Err(enrolment_error(&why)),
     }
 }

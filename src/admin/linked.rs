@@ -2,10 +2,10 @@
 //! bounds.
 //!
 //! The API is that of the admin socket. Users named in `admins` of `[server.clients]` may send the requests below. Each
-//! user may list the nodes that the rules permit her.
+//! user may list the nodes that the rules permit her, ask who she is, and remove her device.
 
 use crate::admin::requester::LinkedUser;
-use std::convert::Infallible;
+use std::convert::{Infallible, identity};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,9 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::time::Instant;
 
+use crate::admin::invitations::leave;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, not_found, plain_text};
 use crate::admin::{AdminContext, AdminProcess, HEAD_BYTES, HEAD_TIME};
@@ -67,6 +69,13 @@ impl AdminContext {
             ("/nodes", AdminProcess::Cloud(server)) if method == Method::GET && !user.is_admin() => {
                 json(&user.visible(self.nodes(server).await))
             }
+            ("/whoami", AdminProcess::Cloud(server)) if method == Method::GET => {
+                let name = self.server_names(server, &[]).pop().unwrap_or_default();
+                json(&user.whoami(self.clock.time(Instant::now()), name))
+            }
+            ("/leave", AdminProcess::Cloud(server)) if method == Method::POST => {
+                leave(server.enrolment.get(), &user.device).await.unwrap_or_else(identity)
+            }
             (path, _) if !OFFERED.contains(&(&method, path)) => not_found(),
             _ if !user.is_admin() => plain_text(StatusCode::FORBIDDEN, user.refusal()),
             _ => self.answer_at_once(request, &AdminRequester::Linked(user.clone())).await,
@@ -112,7 +121,7 @@ fn refusal_text(answer: &Response<Bytes>) -> Option<String> {
     (!answer.status().is_success()).then(|| printable(String::from_utf8_lossy(answer.body()).trim_end()))
 }
 
-/// The requests of admins. Other users may only send `GET /nodes`.
+/// The requests of admins. Other users may only send `GET /nodes`, and each user `GET /whoami` and `POST /leave`.
 const OFFERED: [(&Method, &str); 6] = [
     (&Method::GET, "/nodes"),
     (&Method::GET, "/status"),

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::HOST;
+use serde::{Deserialize, Serialize};
 
 use crate::admin::nodes::NodesResponse;
-use tunnel_base::policy::{Rules, canonical_ip};
+use tunnel_base::policy::{NodeGlob, Rule, Rules, canonical_ip};
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::names::{UserDevice, UserName};
 
@@ -38,6 +39,43 @@ pub struct LinkedUser {
     pub admins: Vec<UserName>,
     /// Whether she has sent too many requests within a second.
     pub is_over_rate: bool,
+    /// The last second (Unix time) for which her certificate is valid; `None` for a token.
+    pub until: Option<u64>,
+}
+
+/// The response to `GET /whoami` over a user's link. Times are seconds since 1970, by the clock of the server.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WhoamiResponse {
+    /// Time of this response.
+    pub now: f64,
+    /// The user.
+    pub user: String,
+    /// Her device.
+    pub device: String,
+    /// Whether she may send the requests of operators.
+    pub is_admin: bool,
+    /// Name of the server of the link.
+    pub server: String,
+    /// The servers in client.toml, which the command adds.
+    #[serde(default)]
+    pub servers: Vec<String>,
+    /// End of her certificate, if she has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
+    /// What she may reach: anything that one of these has.
+    pub reach: Vec<Reach>,
+}
+
+/// Nodes and ports that a user may reach.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reach {
+    /// Patterns of nodes; `*` is all.
+    pub nodes: Vec<String>,
+    /// Ports; none is all.
+    pub ports: Vec<u16>,
+    /// End of the right; absent if nothing ends it but a change of the servers' config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
 }
 
 impl LinkedUser {
@@ -51,6 +89,32 @@ impl LinkedUser {
             "user {} is not in admins of [server.clients] of this server, and may only list nodes\n",
             self.device.user
         )
+    }
+
+    /// Returns who she is, and what she may reach.
+    pub(super) fn whoami(&self, now: f64, server: String) -> WhoamiResponse {
+        let UserDevice { user, device } = &self.device;
+        let everything = Rule::default();
+        let everything = self.rules.is_empty().then_some(&everything).into_iter();
+        let rules = self.rules.of(user.as_str(), self.from.ip()).chain(everything);
+        let reach = |Rule { nodes, ports, .. }: &Rule| Reach {
+            nodes: match nodes {
+                Some(globs) => globs.iter().map(NodeGlob::to_string).collect(),
+                None => vec!["*".to_owned()],
+            },
+            ports: ports.iter().flatten().map(|port| port.0).collect(),
+            until: None,
+        };
+        WhoamiResponse {
+            now,
+            user: user.to_string(),
+            device: device.to_string(),
+            is_admin: self.is_admin(),
+            server,
+            servers: Vec::new(),
+            until: self.until,
+            reach: rules.map(reach).collect(),
+        }
     }
 
     /// Returns the part of a list of nodes that she may see: those that a rule lets her reach at some port. It reveals

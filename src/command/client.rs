@@ -176,6 +176,13 @@ pub fn links(env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> 
     ClientConfigFile::read(path)?.links(path, env)
 }
 
+/// Like [`links`], but this machine must be a device of a user.
+pub(crate) fn joined(env: &Environment) -> Result<UserLinkConfig, CommandError> {
+    links(env)?.ok_or_else(|| {
+        CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
+    })
+}
+
 /// Like [`links`], but a file that this user may not read is another user's.
 pub(crate) fn links_if_readable(env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> {
     let is_denied =

@@ -1,7 +1,7 @@
 //! Joining: makes this machine a node of a cloud that has invited it, or a device of a user.
 
 mod requests;
-mod user;
+pub(super) mod user;
 
 use std::convert::Infallible;
 use std::io::Read;

@@ -43,9 +43,7 @@ pub async fn run(
     env: &Environment,
     mut signals: impl Stream<Item = ()> + Unpin,
 ) -> Result<String, CommandError> {
-    let config = client::links(env)?.ok_or_else(|| {
-        CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
-    })?;
+    let config = client::joined(env)?;
     let http = bind("--http", args.http, 3128)?;
     let socks5 = bind("--socks5", args.socks5, 1080)?;
     if http.is_none() && socks5.is_none() {

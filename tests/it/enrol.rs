@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use tunnel::command::client;
+use tunnel::command::device;
 use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand};
 use tunnel::command::join::{self, JoinArgs};
 use tunnel::command::token::{self, TokenCommand};
@@ -154,6 +155,80 @@ async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
     servers[2].wait_for_node("edge7").await;
     let mut client = servers[0].open(&at("edge7", echo)).await;
     assert_echo(&mut client, "hello").await;
+}
+
+#[tokio::test]
+async fn a_machine_that_joins_knows_the_other_servers_that_it_reaches() {
+    let place = TestDir::new();
+    let mut configs = configs(&place, 3);
+    // The third one is down.
+    configs.pop();
+    let servers: Vec<_> = configs.iter().map(|text| TestServer::from_text(text)).collect();
+    let [first, second] = [0, 1].map(|number| servers[number].server.bound.grpc);
+    let to = place.path().join("etc");
+    join(second, &invited(&servers[0]).await, &to).await.unwrap();
+    assert!(settings(&to).contains(&format!("servers = [\"{second}\", \"{first}\"]\n")), "{}", settings(&to));
+    let code = invited_user(&servers[0], "alice", Duration::from_secs(60)).await;
+    let links = join_as_user(&place, second, &code, "laptop").await.unwrap();
+    assert_eq!(links.servers, [second, first].map(|at| at.to_string().parse().unwrap()));
+    assert_eq!(links.tls_server_name, NAME.parse().ok());
+}
+
+/// Runs `tunnel whoami` or `tunnel leave` on the device of [`join_as_user`].
+async fn on_device(place: &TestDir, line: &str) -> Result<String, CommandError> {
+    let home = place.path().join("laptop").to_str().unwrap().to_owned();
+    let env = Environment::read(|name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone()));
+    match Args::parse_from(["tunnel"].into_iter().chain(line.split(' '))).command {
+        Command::Whoami(args) => device::whoami(args, &env).await,
+        Command::Leave(args) => device::leave(args, &env).await,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_user_sees_what_she_may_reach_and_her_device_leaves_as_it_came() {
+    let place = TestDir::new();
+    let rule = "{ users = [\"alice\"], nodes = [\"shop-*\", \"node1\"], ports = [22, 80] }";
+    let text = format!("{}\n[server.clients]\nrules = [{rule}]\n", configs(&place, 1)[0]);
+    let server = TestServer::from_text(&text);
+    let at = server.server.bound.grpc;
+    let joined = async || {
+        let code = invited_user(&server, "alice", Duration::from_secs(60)).await;
+        join_as_user(&place, at, &code, "laptop").await.unwrap()
+    };
+    let links = joined().await;
+    let who = on_device(&place, "whoami").await.unwrap();
+    assert!(who.starts_with("user alice, device laptop, linked to server "), "{who}");
+    assert!(who.contains(&format!("\nservers: {at}\n")) && !who.contains("admin"), "{who}");
+    assert!(who.ends_with("\n\nMAY REACH     PORTS  ENDS IN\nshop-* node1  22 80  -\n"), "{who}");
+    let who: serde_json::Value =
+        serde_json::from_str(&on_device(&place, "whoami -o json").await.unwrap()).unwrap();
+    let reach = serde_json::json!([{ "nodes": ["shop-*", "node1"], "ports": [22, 80] }]);
+    assert_eq!((&who["reach"], &who["servers"]), (&reach, &serde_json::json!([at.to_string()])));
+    let file = place.path().join("laptop/tunnel/client.toml");
+    let asked = on_device(&place, "leave").await.unwrap_err();
+    assert!(asked.code == 64 && asked.text.starts_with("this ends alice/laptop at the servers"), "{asked}");
+    assert!(file.exists() && is_proven(&server, "alice/laptop", &links));
+    let left = on_device(&place, "leave --yes").await.unwrap();
+    assert!(left.starts_with("alice/laptop has left: the servers no longer accept it\nremoved "), "{left}");
+    assert!(!is_proven(&server, "alice/laptop", &links));
+    assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 0);
+    let again = on_device(&place, "leave --yes").await.unwrap_err();
+    assert!(again.code == 78 && again.text.contains("tunnel join --user"), "{again}");
+    // The servers have revoked it before.
+    joined().await;
+    let device = "alice/laptop".parse().unwrap();
+    server.server.enrolment.get().unwrap().revoke(&device, "test").await.unwrap();
+    assert!(on_device(&place, "leave --yes").await.unwrap().contains("has left"));
+    // No server is reached.
+    joined().await;
+    server.server.shutdown(std::future::ready(())).await;
+    let left = on_device(&place, "leave --yes").await.unwrap();
+    assert!(left.starts_with("! the servers still accept alice/laptop: cannot link"), "{left}");
+    assert!(
+        left.contains("tunnel invitations revoke --user alice --device laptop") && !file.exists(),
+        "{left}"
+    );
 }
 
 #[tokio::test]

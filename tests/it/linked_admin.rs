@@ -171,6 +171,40 @@ async fn other_users_only_list_the_nodes_that_their_rules_permit() {
 }
 
 #[tokio::test]
+async fn each_user_learns_who_she_is_and_removes_no_device_but_her_own() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let server = server(&place, "admins = [\"bob\"]").await;
+    let at_server = [server.server.bound.grpc];
+    let [alice, bob] =
+        [link(&place, "alice/laptop", &at_server).await, link(&place, "bob/laptop", &at_server).await];
+    let who = json(send(&alice, "GET /whoami", "").await);
+    assert_eq!(who["reach"], json!([{ "nodes": ["node*"], "ports": [] }]), "{who}");
+    assert_eq!(
+        (&who["user"], &who["device"], &who["is_admin"]),
+        (&json!("alice"), &json!("laptop"), &json!(false))
+    );
+    let who = json(send(&bob, "GET /whoami", "").await);
+    assert_eq!((&who["is_admin"], &who["reach"]), (&json!(true), &json!([])), "no rule of others");
+    for request in ["POST /whoami", "GET /leave"] {
+        assert_eq!(send(&alice, request, "").await.0, 404, "{request}");
+    }
+    let known = || server.server.enrolment.get().unwrap().known();
+    let is_joined =
+        |device: &str| known().proves_device(&device.parse().unwrap(), &SecretHash::of(USER_TOKEN));
+    // Its answer may be lost with the link.
+    let mut session = ChunkStreamIo::new(alice.open_admin().await.unwrap());
+    session.write_all(b"POST /leave HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+    session.flush().await.unwrap();
+    wait_until("it is revoked", || !is_joined("alice/laptop")).await;
+    assert!(is_joined("alice/phone") && is_joined("bob/laptop"));
+    assert_eq!(
+        lines.count("token and open invitations revoked actor=\"alice/laptop\" user=alice device=laptop"),
+        1
+    );
+}
+
+#[tokio::test]
 async fn a_flood_of_requests_is_refused_and_makes_few_lines_but_each_change_has_its_own() {
     let (lines, _guard) = LogLines::start();
     let place = TestDir::new();

@@ -140,6 +140,11 @@ impl Rules {
         self.0.is_empty() || self.0.iter().any(|rule| rule.applies(user, from, node))
     }
 
+    /// Returns the rules that let such a client reach something.
+    pub fn of(&self, user: &str, from: IpAddr) -> impl Iterator<Item = &Rule> {
+        self.0.iter().filter(move |rule| rule.is_for(Some(user), from))
+    }
+
     /// Returns true if a rule names users.
     pub fn has_users(&self) -> bool {
         self.0.iter().any(|rule| rule.users.is_some())
@@ -164,11 +169,15 @@ impl Rule {
             && self.ports.as_ref().is_none_or(|ports| ports.contains(&ConfigPort(port)))
     }
 
+    /// Returns true if the rule is about such a client.
+    fn is_for(&self, user: Option<&str>, from: IpAddr) -> bool {
+        let named = |users: &Vec<String>| user.is_some_and(|user| users.iter().any(|u| u == user));
+        self.users.as_ref().is_none_or(named) && self.from.as_ref().is_none_or(|nets| nets.contains(from))
+    }
+
     /// Returns true if all parts but the ports match.
     fn applies(&self, user: Option<&str>, from: IpAddr, node: &NodeName) -> bool {
-        let named = |users: &Vec<String>| user.is_some_and(|user| users.iter().any(|u| u == user));
-        self.users.as_ref().is_none_or(named)
-            && self.from.as_ref().is_none_or(|nets| nets.contains(from))
+        self.is_for(user, from)
             && self.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
     }
 }

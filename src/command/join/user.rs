@@ -62,8 +62,9 @@ fn client_toml(args: &JoinArgs, user: &UserName, device: &DeviceName, token: &st
     )
 }
 
-const CLIENT_FILE: &str = "client.toml";
-const CA_FILE: &str = "ca.crt";
+/// The files of a device that has joined.
+pub(crate) const CLIENT_FILE: &str = "client.toml";
+pub(crate) const CA_FILE: &str = "ca.crt";
 
 /// The mode of folders that only this user may open.
 const PRIVATE: u32 = 0o700;

@@ -9,7 +9,7 @@ use crate::command::doc_comments::{doc_comment, items, words_of};
 use super::*;
 
 /// The commands with `-o json`, and what each prints: a struct, a list of structs in brackets, or a text.
-const OUTPUTS: [(&str, &str); 9] = [
+const OUTPUTS: [(&str, &str); 10] = [
     (
         "config check",
         "one [line of the log](docs/reference/log-fields.md#json) for each error and warning, on stderr; the last one has `errors`, their number",
@@ -22,6 +22,7 @@ const OUTPUTS: [(&str, &str); 9] = [
     ("sessions", "SessionList"),
     ("status", "StatusResponse"),
     ("token list", "TokenList"),
+    ("whoami", "WhoamiResponse"),
 ];
 
 /// The structs and enums of the program that can be printed as JSON, by name.
@@ -66,7 +67,7 @@ impl Printed {
         match path.ident.to_string().as_str() {
             "String" | "str" => "text".to_owned(),
             "bool" => "`true` or `false`".to_owned(),
-            "usize" | "u32" | "u64" | "i64" | "f64" => "number".to_owned(),
+            "usize" | "u16" | "u32" | "u64" | "i64" | "f64" => "number".to_owned(),
             "Option" => part(found),
             "Vec" | "BTreeSet" => format!("list of {}", part(found)),
             "BTreeMap" => format!("object: a {} for each key", part(found)),

@@ -14,6 +14,7 @@ use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
 use crate::server::user_links::AuthenticatedUser;
+use crate::session_io::grants::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
@@ -40,9 +41,10 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
 /// Answers a request of the admin API, as the end of its session.
 async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<ServerContext>) {
     // Checked again, because the config may have changed.
-    if let Err(denial) = user.judge(&RightsChange::default()) {
-        return request.refuse(refusal(&denial, &user.context, false));
-    }
+    let until = match user.judge(&RightsChange::default()) {
+        Ok(until) => Some(until).filter(|until| *until != UNTIL_CHANGED),
+        Err(denial) => return request.refuse(refusal(&denial, &user.context, false)),
+    };
     let AuthenticatedUser { device, from, context, .. } = user;
     let Ok(_permit) = shared.user_links.requests.try_acquire(&device.user) else {
         let why =
@@ -54,7 +56,8 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
     let admins = shared.policies.admins.load().to_vec();
     // A session that should be resumed gets no offer.
     if let (Some(offer), Some(admin)) = (request.offer(), shared.admin.get()) {
-        admin.serve_linked(offer.accept(), LinkedUser { device, from, rules, admins, is_over_rate }).await;
+        let user = LinkedUser { device, from, rules, admins, is_over_rate, until };
+        admin.serve_linked(offer.accept(), user).await;
     }
 }
 
