@@ -83,7 +83,7 @@ use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::names::{Instance, NodeName};
+use tunnel_proto::names::{Instance, NodeName, Target};
 
 /// The addresses at which a server listens.
 #[derive(Debug, Clone)]
@@ -162,6 +162,8 @@ pub(crate) struct ServerContext {
     pub(crate) admin: OnceLock<AdminContext>,
     /// The nodes that join by invitation, once that is enabled.
     pub(crate) enrolment: OpenedEnrolments,
+    /// Servers that the config names, for machines that join.
+    pub(crate) named_servers: Vec<Target>,
     /// The TLS of the port for links.
     pub(crate) tls: ReloadedValue<ServerTls>,
     /// The access rules for what can be reached through this server.
@@ -418,6 +420,7 @@ impl ServerContext {
             user_links: UserLinks::default(),
             admin: OnceLock::new(),
             enrolment,
+            named_servers: settings.peers.named_servers(),
             tls: files.tls.clone(),
             pending: PendingLimits::new(memory(), false),
             max_links: memory() / 4 / load::LINK_MEMORY,

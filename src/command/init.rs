@@ -236,8 +236,8 @@ fn write_edge(
             kubelets.client(&format!("{KUBELET_CLIENT_PREFIX}{node}")).map_err(|cause| refused(&cause))?;
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
-    let server = Target { host: args.names[0].clone(), port: GRPC_PORT };
-    let text = |dir: &str| edge_config(node, &server, None, signers.kubelets.is_some(), dir);
+    let servers = [Target { host: args.names[0].clone(), port: GRPC_PORT }];
+    let text = |dir: &str| edge_config(node, &servers, None, signers.kubelets.is_some(), dir);
     let here = now_at.join(&dir);
     // Checked with the paths of the unfinished files, so that no edge gets a config with which it does not start.
     let read = EdgeConfig::read(&text(&here.to_string_lossy()), &Environment::default());

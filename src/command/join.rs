@@ -164,12 +164,13 @@ async fn join_node(
     // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(&args.install_dir, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
-    let config = |dir: &str| edge_config(node, &args.server, args.tls_server_name.as_ref(), false, dir);
-    folder.write("edge.toml", &config(to))?;
     let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
     join_client
-        .join(|folder| {
-            let read = EdgeConfig::read(&config(&folder.to_string_lossy()), &Environment::default());
+        .join(|folder, servers, dns| {
+            let config = |dir: &str| edge_config(node, servers, dns, false, dir);
+            folder.write("edge.toml", &config(to))?;
+            let here = folder.unfinished();
+            let read = EdgeConfig::read(&config(&here.to_string_lossy()), &Environment::default());
             checked("edge.toml", read, Edge::validate)
         })
         .await?;

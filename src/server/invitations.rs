@@ -116,7 +116,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
             if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
         return enrol_request.refuse(SessionError::new(code, why));
     }
-    enrol_request.accept(enrolment.certificates());
+    enrol_request.accept(enrolment.certificates(), &shared.named_servers);
 }
 
 /// The key below the prefix.

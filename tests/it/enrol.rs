@@ -528,8 +528,8 @@ async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_non
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "nothing else is left");
     assert_eq!(std::fs::read(dir.join("ca.crt")).unwrap(), std::fs::read(&place.files.ca).unwrap());
     assert_eq!(
-        (&laptop.servers[..], laptop.device.as_str()),
-        (&[at.to_string().parse().unwrap()][..], "laptop")
+        (laptop.servers[0].clone(), laptop.servers.len(), laptop.device.as_str()),
+        (at.to_string().parse().unwrap(), 2, "laptop")
     );
     let UserCredentials::Token(user, token) = &laptop.proof else { panic!("{laptop:?}") };
     assert_eq!((user.as_str(), token.load()[0].reveal().len()), ("alice", 64));

@@ -1,6 +1,6 @@
 //! The config files, and the closing message.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use crate::command::init::{APISERVER, EGRESS_PORT, GRPC_PORT, InitArgs, edge_folder, tls_note};
 use crate::command::shell_word;
@@ -33,8 +33,7 @@ file = "{enrolled}/enrolled"
 "#
     );
     if !clients.is_empty() {
-        let names: Vec<_> = clients.iter().map(|name| format!("\"{name}\"")).collect();
-        let names = names.join(", ");
+        let names = quoted_list(clients);
         // Writing to a String cannot fail.
         let _ = write!(
             text,
@@ -56,7 +55,7 @@ names = [{names}]
 /// the server, if it differs from the dialled one. With `has_kubelet` there is a certificate for the node's kubelet.
 pub(crate) fn edge_config(
     node: &NodeName,
-    server: &Target,
+    servers: &[Target],
     dns: Option<&Host>,
     has_kubelet: bool,
     dir: &str,
@@ -70,12 +69,13 @@ pub(crate) fn edge_config(
 node = "{node}"
 token_file = "{dir}/token/token"
 ca = "{dir}/certs/ca.crt"
-servers = ["{server}"]
+servers = [{}]
 {dns}
 # Clients can reach services of this machine only.
 [edge.allow]
 targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
-"#
+"#,
+        quoted_list(servers)
     );
     if has_kubelet {
         let _ = write!(
@@ -89,6 +89,11 @@ key = "{dir}/certs/apiserver-kubelet-client.key"
         );
     }
     text
+}
+
+/// Returns the items of a list in TOML, which need no escapes.
+pub(crate) fn quoted_list(items: &[impl Display]) -> String {
+    items.iter().map(|item| format!("\"{item}\"")).collect::<Vec<_>>().join(", ")
 }
 
 /// The directory that the packaged units allow the program to write.

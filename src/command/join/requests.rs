@@ -1,11 +1,11 @@
 //! The requests to the servers of a cloud, one server after the other until one responds.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -30,7 +30,7 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{HTTP_2, TlsClientConfig, Trust, link_alpn, server_name};
 use tunnel_net::websocket::WebSocket;
-use tunnel_proto::names::Target;
+use tunnel_proto::names::{Host, Target};
 
 /// The request to join, and how to reach the servers.
 pub(super) struct JoinClient<'a> {
@@ -94,31 +94,60 @@ impl<'a> JoinClient<'a> {
         })
     }
 
-    /// Joins, checks the files in the folder that `check` is given, and moves them to their final place. An attempt
-    /// that may have been granted keeps them: the next one uses the same token.
+    /// Joins, lets `write` write and check the files that name the servers and the name in their certificates, and moves
+    /// all files to their final place. An attempt that may have been granted keeps them: the next one uses the same
+    /// token.
     pub(crate) async fn join(
         self,
-        check: impl FnOnce(&Path) -> Result<(), CommandError>,
+        write: impl FnOnce(&OutputDir, &[Target], Option<&Host>) -> Result<(), CommandError>,
     ) -> Result<(), CommandError> {
-        let asked = self.ask().await;
-        let Self { folder, ca_file, .. } = self;
-        let written = asked.and_then(|authority| {
-            let written = folder.write(ca_file, &authority).and_then(|()| check(&folder.unfinished()));
-            written.map_err(|failure| JoinError { failure, is_final: false })
-        });
-        match written {
-            Ok(()) => folder.finish(),
+        match self.ask_and_write(write).await {
+            Ok(()) => self.folder.finish(),
             Err(JoinError { failure, is_final }) => {
                 if !is_final {
-                    folder.keep();
+                    self.folder.keep();
                 }
                 Err(failure)
             }
         }
     }
 
-    /// Returns the CAs (PEM) to trust the servers with. Tries each address several times.
-    async fn ask(&self) -> Result<String, JoinError> {
+    async fn ask_and_write(
+        &self,
+        write: impl FnOnce(&OutputDir, &[Target], Option<&Host>) -> Result<(), CommandError>,
+    ) -> Result<(), JoinError> {
+        let (authority, others) = self.ask().await?;
+        let not_final = |failure| JoinError { failure, is_final: false };
+        self.folder.write(self.ca_file, &authority).map_err(not_final)?;
+        let JoinArgs { server, tls_server_name, .. } = self.args;
+        let mut servers = vec![server.clone()];
+        servers.extend(self.reached(&others).await);
+        // The address of another server need not be in its certificate.
+        let name = tls_server_name.as_ref().or((servers.len() > 1).then_some(&server.host));
+        write(&self.folder, &servers, name).map_err(not_final)
+    }
+
+    /// Returns those other servers that this machine reaches, and that have the name of the first one. Their addresses
+    /// may be private.
+    async fn reached(&self, others: &[String]) -> Vec<Target> {
+        // A proxy is asked for the named server only.
+        if self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&self.args.server)) {
+            return Vec::new();
+        }
+        let known = &self.addresses().await.unwrap_or_default();
+        let trust = &Trust::Ca(self.folder.unfinished().join(self.ca_file));
+        let attempts = others.iter().filter_map(|other| other.parse().ok()).map(|other: Target| async move {
+            let addresses = self.resolver.lookup_target(&other).await.ok()?;
+            let at = *addresses.iter().find(|at| !known.contains(at))?;
+            let socket = dial(&other.host, &[at], OTHERS_TIMEOUT).await.ok()?;
+            let proved = timeout(OTHERS_TIMEOUT, self.encrypted(socket, at, trust)).await;
+            proved.is_ok_and(|proved| proved.is_ok()).then_some(other)
+        });
+        join_all(attempts).await.into_iter().flatten().collect()
+    }
+
+    /// Returns the CAs (PEM) to trust the servers with, and the other servers. Tries each address several times.
+    async fn ask(&self) -> Result<(String, Vec<String>), JoinError> {
         let mut foreign = None;
         let mut last = String::new();
         let mut was_sent = false;
@@ -133,7 +162,7 @@ impl<'a> JoinClient<'a> {
             let mut left = found.map_err(|failure| JoinError { failure, is_final: !was_sent })?;
             while !left.is_empty() {
                 match self.ask_first(&mut left).await {
-                    Ok(authority) => return Ok(authority),
+                    Ok(granted) => return Ok(granted),
                     Err(JoinAttemptError::Refused(text)) => {
                         let text = format!("{text}{}", hint_after(was_sent));
                         return Err(JoinError { failure: CommandError::refused(text), is_final: !was_sent });
@@ -167,14 +196,14 @@ impl<'a> JoinClient<'a> {
     ///
     /// First fetches its CA and compares it with the hash in the invitation. Sends the invitation only after the server
     /// has proved its identity with that CA.
-    async fn ask_first(&self, left: &mut Vec<SocketAddr>) -> Result<String, JoinAttemptError> {
+    async fn ask_first(&self, left: &mut Vec<SocketAddr>) -> Result<(String, Vec<String>), JoinAttemptError> {
         let authority = self.args.server.to_string();
         let addresses = std::mem::take(left);
         let socket = self.connect(&addresses).await?;
         let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
         left.extend(addresses.into_iter().filter(|other| *other != at));
         let anyone = self.encrypted(socket, at, &Trust::NoVerify).await?;
-        let shown = call_enrol(anyone, &authority, EnrolOperation::Ca).await.map_err(|why| {
+        let (shown, _) = call_enrol(anyone, &authority, EnrolOperation::Ca).await.map_err(|why| {
             // HTTP/2 may break off at a proxy, so the next attempt is made in the other way.
             let is_unanswered = matches!(why, EnrolCallError::Unanswered(_));
             self.in_websocket.fetch_xor(is_unanswered, Relaxed);
@@ -318,3 +347,5 @@ const INITIAL_PAUSE: Duration = Duration::from_millis(500);
 
 /// Timeout for each step.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for each step with another server, which may be out of reach.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(3);

@@ -6,13 +6,14 @@ use std::path::Path;
 
 use crate::command::CommandError;
 use crate::command::client::{device_of_this_machine, token_in};
+use crate::command::init::config_files::quoted_list;
 use crate::command::init::random_token;
 use crate::command::join::requests::JoinClient;
 use crate::command::join::{JoinArgs, UNIT_SOURCE};
 use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
-use tunnel_proto::names::{DeviceName, UserDevice, UserName};
+use tunnel_proto::names::{Host, Target, UserDevice, UserName};
 
 /// Joins as a device of the user, and writes the user's `client.toml`. Returns lines for the terminal.
 ///
@@ -36,11 +37,13 @@ pub(super) async fn join(
     let _ = dir.parent().map(|above| DirBuilder::new().recursive(true).mode(PRIVATE).create(above));
     // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(dir, [CLIENT_FILE, CA_FILE].map(str::to_owned))?;
-    let first = client_toml(args, user, &device, &random_token());
+    let name = UserDevice { user: user.clone(), device: device.clone() };
+    let first = client_toml(&name, &random_token(), &[], None);
     let token = token_in(&folder.write_once(CLIENT_FILE, &first)?).unwrap_or_else(random_token);
-    folder.write(CLIENT_FILE, &client_toml(args, user, &device, &token))?;
-    let name = UserDevice { user: user.clone(), device: device.clone() }.to_string();
-    JoinClient::new(args, code, name, &token, folder, CA_FILE, env)?.join(|_| Ok(())).await?;
+    let join_client = JoinClient::new(args, code, name.to_string(), &token, folder, CA_FILE, env)?;
+    join_client
+        .join(|folder, servers, dns| folder.write(CLIENT_FILE, &client_toml(&name, &token, servers, dns)))
+        .await?;
     Ok(format!(
         "this machine has joined as {user}'s device {device}; in {}, for this user only: {CLIENT_FILE}, {CA_FILE}\n\
          next, once a rule of [server.clients] in the servers' config names {user}:\n  \
@@ -52,13 +55,17 @@ pub(super) async fn join(
 }
 
 /// Returns the text of `client.toml`. Its values need no quoting: their types allow no special characters.
-fn client_toml(args: &JoinArgs, user: &UserName, device: &DeviceName, token: &str) -> String {
-    let JoinArgs { server, tls_server_name, .. } = args;
-    let name =
-        tls_server_name.as_ref().map_or_else(String::new, |name| format!("tls_server_name = \"{name}\"\n"));
+fn client_toml(
+    UserDevice { user, device }: &UserDevice,
+    token: &str,
+    servers: &[Target],
+    dns: Option<&Host>,
+) -> String {
+    let name = dns.map_or_else(String::new, |name| format!("tls_server_name = \"{name}\"\n"));
     format!(
         "# Links of this machine: written by `tunnel join --user`. Contains a secret.\n\
-         servers = [\"{server}\"]\n{name}user = \"{user}\"\ndevice = \"{device}\"\ntoken = \"{token}\"\nca = \"{CA_FILE}\"\n"
+         servers = [{}]\n{name}user = \"{user}\"\ndevice = \"{device}\"\ntoken = \"{token}\"\nca = \"{CA_FILE}\"\n",
+        quoted_list(servers)
     )
 }
 

@@ -119,6 +119,13 @@ pub(crate) fn read(
 }
 
 impl PeerConfig {
+    /// Returns the servers that this table names, which edges and users may also reach. A Service of Kubernetes has none
+    /// that lasts.
+    pub(crate) fn named_servers(&self) -> Vec<Target> {
+        let addresses = self.addresses.iter().copied().map(Target::from);
+        addresses.chain(self.dns_name.clone()).take(MAX_NAMED).collect()
+    }
+
     /// Returns the key that names peers, if any does.
     fn key(&self, report: &ConfigDiagnostics) -> Option<PeerConfigKey> {
         let key = match self {
@@ -130,6 +137,9 @@ impl PeerConfig {
         Some(PeerConfigKey { key, must_link: !report.implied.contains(key) })
     }
 }
+
+/// Maximum number of servers that a machine hears of when it joins.
+const MAX_NAMED: usize = 8;
 
 fn dns_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Target>, D::Error> {
     match Target::deserialize(deserializer)? {

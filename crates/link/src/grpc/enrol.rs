@@ -18,6 +18,7 @@ use crate::grpc::enrol::wire::{CaReply, GetCaRequest, JoinRequest};
 use crate::lock::Mutex;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::Target;
 use tunnel_proto::printable::printable;
 
 /// The messages of `proto/enrol.proto`, compiled.
@@ -33,7 +34,7 @@ pub struct EnrolRequest {
     pub from: SocketAddr,
     /// The requested method.
     pub wish: EnrolOperation,
-    answer: oneshot::Sender<Result<String, SessionError>>,
+    answer: oneshot::Sender<Result<CaReply, SessionError>>,
 }
 
 /// The requested method with its parameters. All of them come from an untrusted caller.
@@ -71,10 +72,12 @@ pub enum EnrolCallError {
 }
 
 impl EnrolRequest {
-    /// Grants the request with the CA certificates (PEM) to trust the servers by.
-    pub fn accept(self, certificates: String) {
+    /// Grants the request with the CA certificates (PEM) to trust the servers by. A machine that joins also gets `servers`.
+    pub fn accept(self, certificates: String, servers: &[Target]) {
+        let joins = matches!(self.wish, EnrolOperation::Join(_));
+        let servers = servers.iter().filter(|_| joins).map(Target::to_string).collect();
         // A caller that no longer waits for the response will retry.
-        let _ = self.answer.send(Ok(certificates));
+        let _ = self.answer.send(Ok(CaReply { certificates, servers }));
     }
 
     /// Rejects the request.
@@ -139,7 +142,7 @@ async fn ask(
         return Err(Status::unavailable("server is shutting down or has too many pending calls"));
     }
     match answered.await {
-        Ok(Ok(certificates)) => Ok(Response::new(CaReply { certificates })),
+        Ok(Ok(reply)) => Ok(Response::new(reply)),
         Ok(Err(SessionError { code, reason })) => Err(match code {
             ErrorCode::NotAllowed => Status::permission_denied(reason),
             _ => Status::unavailable(reason),
@@ -148,12 +151,17 @@ async fn ask(
     }
 }
 
-/// Sends an enrolment request over an encrypted connection. Returns the CA certificates (PEM) to trust the servers by.
+/// Sends an enrolment request over an encrypted connection. Returns the CA certificates (PEM) to trust the servers by,
+/// and the addresses of other servers.
 ///
 /// # Errors
 ///
 /// Fails if the server does not answer or rejects the request.
-pub async fn call_enrol<IO>(io: IO, authority: &str, wish: EnrolOperation) -> Result<String, EnrolCallError>
+pub async fn call_enrol<IO>(
+    io: IO,
+    authority: &str,
+    wish: EnrolOperation,
+) -> Result<(String, Vec<String>), EnrolCallError>
 where
     IO: Connection + 'static,
 {
@@ -164,7 +172,7 @@ where
             unary(channel, JOIN, JoinRequest { secret, node: name, token }).await
         }
     };
-    answer.map(|reply| reply.certificates).map_err(|status| {
+    answer.map(|CaReply { certificates, servers }| (certificates, servers)).map_err(|status| {
         let message = printable(status.message());
         match status.code() {
             GrpcCode::PermissionDenied => EnrolCallError::Refused(message),

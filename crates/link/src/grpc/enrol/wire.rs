@@ -6,6 +6,9 @@ pub struct CaReply {
     /// Certificates in PEM.
     #[prost(string, tag = "1")]
     pub certificates: ::prost::alloc::string::String,
+    /// Other servers as host:port, for a machine that has joined. It keeps those that it reaches.
+    #[prost(string, repeated, tag = "2")]
+    pub servers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinRequest {
