@@ -112,6 +112,7 @@ pub(crate) fn shell_word(text: &str) -> String {
 /// Reach edge nodes behind NAT by name: run `tunnel server` on a reachable machine, and `tunnel edge` on each node.
 #[derive(Debug, Parser)]
 #[command(version, long_version = VERSION.as_str(), subcommand_required = true, arg_required_else_help = true)]
+#[command(help_template = HELP.as_str())]
 #[command(after_help = format!("{}\n\n{}", examples([
     "tunnel demo --check      # try it on this machine",
     "tunnel help connect      # describe a command",
@@ -247,7 +248,6 @@ pub enum Command {
         "tunnel proxy --http 8080 --socks5 8081",
     ]))]
     Proxy(ProxyArgs),
-    /// List the nodes of all servers of the cloud.
     /// Print this machine's user and device, its servers, and the nodes and ports that she may reach, and until when.
     ///
     /// Queries the server of a link of ~/.config/tunnel/client.toml.
@@ -262,6 +262,7 @@ pub enum Command {
         "tunnel leave --yes",
     ]))]
     Leave(LeaveArgs),
+    /// List the nodes of all servers of the cloud.
     ///
     /// Queries the server on this machine if this user may open its admin socket. Otherwise it uses a link of
     /// ~/.config/tunnel/client.toml. Over a link, users that are not admins see the nodes that their rules permit.
@@ -467,6 +468,32 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
+/// The template of the help, with the commands in groups. Those that no group names follow at the end.
+static HELP: LazyLock<String> = LazyLock::new(|| {
+    let all = Command::augment_subcommands(clap::Command::new(NAME)).disable_help_subcommand(true);
+    let last = GROUPS.len() - 1;
+    let group_of = |name: &str| GROUPS.iter().position(|(_, names)| names.contains(&name)).unwrap_or(last);
+    let mut text = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
+    for (place, (title, _)) in GROUPS.iter().enumerate() {
+        text += &format!("\n{title}:\n");
+        for command in all.get_subcommands().filter(|command| group_of(command.get_name()) == place) {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            let about = about.split(". ").next().unwrap_or_default();
+            text += &format!("  {:12} {about}\n", command.get_name());
+        }
+    }
+    text + "\nOptions:\n{options}{after-help}"
+});
+
+/// The groups of commands in the help, each in the order of [`Command`].
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Reach nodes from your machine", &["connect", "ssh", "ssh-config", "proxy", "whoami", "leave"]),
+    ("Run servers and edges", &["server", "edge", "config", "init", "cert", "token", "approve", "migrate"]),
+    ("Let nodes and users in", &["invite", "join", "invitations"]),
+    ("See what happens", &["nodes", "sessions", "status", "doctor"]),
+    ("More", &[]),
+];
+
 /// Writes tunnel(1) and a page for each command into `dir`, which is created if it is missing. Existing pages are
 /// overwritten.
 ///
@@ -526,6 +553,21 @@ mod tests {
     fn a_missing_command_is_a_usage_error_with_the_help() {
         let error = Args::read(["tunnel"].into_iter().map(OsString::from)).unwrap_err();
         assert!(is_wrong(&error) && error.to_string().contains("doctor"), "{error}");
+    }
+
+    #[test]
+    fn the_help_has_each_command_once_in_a_group_and_a_misspelt_one_gets_a_suggestion() {
+        let help = Args::command().render_help().to_string();
+        for command in Args::command().get_subcommands() {
+            let line = format!("\n  {:12} ", command.get_name());
+            assert_eq!(help.matches(&line).count(), 1, "{line}: {help}");
+        }
+        assert!(help.contains("\nOptions:\n  -h, --help") && help.contains("Exit codes"), "{help}");
+        let unknown =
+            GROUPS.iter().flat_map(|(_, names)| *names).find(|name| !help.contains(&format!("\n  {name} ")));
+        assert_eq!(unknown, None);
+        let error = Args::read(["tunnel", "nodez"].into_iter().map(OsString::from)).unwrap_err();
+        assert!(error.to_string().contains("'nodes'"), "{error}");
     }
 
     /// Checks that the examples of a command, and of the commands below it, can be parsed. Returns the paths of all.

@@ -307,21 +307,31 @@ fn approve(command_args: &ApproveArgs, env: &Environment) -> Result<String, Comm
 /// Runs the proxy of a user.
 fn run_proxy(args: &ProxyArgs, env: &Environment) -> Result<String, CommandError> {
     let json = args.log_format == Format::Json;
-    let logs = LogSettings { json, verbosity: args.verbosity, ..LogSettings::default() };
+    // A person at the terminal gets its own lines, unless she asks for the log.
+    let is_watched = std::io::stderr().is_terminal() && !json && args.verbosity == 0;
+    let verbosity = if is_watched { -1 } else { args.verbosity };
+    let logs = LogSettings { json, verbosity, ..LogSettings::default() };
     let _logs = LoggingGuard::start(logs);
     info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
     info!("{}", fd_limit::raise());
     let runtime = runtime(Role::Edge).map_err(|cause| no_threads(&cause))?;
-    runtime.block_on(async { proxy::run(args, env, signals()).await })
+    runtime.block_on(async { proxy::run(args, env, signals(), is_watched.then_some(print_stderr)).await })
 }
 
 /// Runs `tunnel doctor` and prints its findings.
 fn diagnose(command_args: &DoctorArgs) -> ExitCode {
     let found = in_runtime(async { Ok(doctor::run(command_args, variable).await) });
     let is_well = found.as_ref().is_ok_and(DoctorFindings::is_well);
-    let print_result = print_result(
-        found.map(|found| if command_args.output == Format::Json { found.json() } else { found.text() }),
-    );
+    // https://no-color.org
+    let has_colours = std::io::stdout().is_terminal() && variable("NO_COLOR").is_none();
+    let print_result = print_result(found.map(|found| match command_args.output {
+        Format::Json => found.json(),
+        Format::Text if has_colours => {
+            let text = format!("\n{}", found.text()).replace("\nFAIL ", "\n\x1b[31mFAIL\x1b[0m ");
+            text.trim_start().to_owned()
+        }
+        Format::Text => found.text(),
+    }));
     if is_well || print_result != ExitCode::SUCCESS { print_result } else { ExitCode::FAILURE }
 }
 

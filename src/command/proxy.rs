@@ -1,8 +1,9 @@
 //! `tunnel proxy`: keeps the links of a user, and gives them to her programs as an HTTP proxy and SOCKS5.
 
+use std::future::pending;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use tracing::{info, warn};
 
 use crate::command::connect::local_address;
@@ -11,6 +12,7 @@ use crate::command::{CommandError, Format, client};
 use crate::config::Environment;
 use crate::startup::systemd;
 use crate::uplink::client::UserUplinks;
+use crate::uplink::path_report::report_links;
 use crate::uplink::proxy::UserProxy;
 use tunnel_net::listen::TcpListenSocket;
 
@@ -32,7 +34,8 @@ pub struct ProxyArgs {
     pub log_format: Format,
 }
 
-/// Serves until the first of `signals`, and ends without delivering the last bytes at the next one.
+/// Serves until the first of `signals`, and ends without delivering the last bytes at the next one. `print_line` prints
+/// a line for a person at the terminal, if there is one: when the proxy is ready, and what happens to its link.
 ///
 /// # Errors
 ///
@@ -42,6 +45,7 @@ pub async fn run(
     args: &ProxyArgs,
     env: &Environment,
     mut signals: impl Stream<Item = ()> + Unpin,
+    print_line: Option<impl Fn(&str)>,
 ) -> Result<String, CommandError> {
     let config = client::joined(env)?;
     let http = bind("--http", args.http, 3128)?;
@@ -49,13 +53,25 @@ pub async fn run(
     if http.is_none() && socks5.is_none() {
         return Err(CommandError::unavailable("both default ports are taken; set --http or --socks5"));
     }
+    let ports = [("http", &http), ("socks5", &socks5)];
+    let ports = ports.iter().filter_map(|(scheme, port)| Some(format!("{scheme}://{}", port.as_ref()?.at())));
+    let ready = format!("ready: {}; press Ctrl-C to stop", ports.collect::<Vec<_>>().join(", "));
     let links = tokio::select! {
         links = UserUplinks::start(config) => links.map_err(|why| no_link(&why))?,
         _ = signals.next() => return Ok(String::new()),
     };
     let proxy = UserProxy::start(links, http, socks5);
     systemd::notify_ready();
-    signals.next().await;
+    let notices = async {
+        if let Some(print_line) = print_line {
+            print_line(&ready);
+            report_links(&proxy.links, print_line).await;
+        }
+    };
+    tokio::select! {
+        _ = signals.next() => {}
+        () = notices.then(|()| pending()) => {}
+    }
     info!("stopping");
     systemd::notify_stopping();
     tokio::select! {

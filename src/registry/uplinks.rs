@@ -140,6 +140,11 @@ impl Uplinks {
         !self.state.lock().links.is_empty()
     }
 
+    /// Returns the time when a link was last lost.
+    pub(crate) fn lost(&self) -> Option<Instant> {
+        self.state.lock().lost
+    }
+
     /// Returns a waiter for the next link, or for a denial of one.
     pub fn arrival(&self) -> NodeWaiter<'_> {
         self.came.arrival(&self.node)

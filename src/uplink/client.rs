@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
@@ -206,6 +206,11 @@ impl UserUplinks {
     /// Returns the number of links.
     pub fn links(&self) -> usize {
         self.uplinks.all().len()
+    }
+
+    /// Returns the time since which there is no link, at the earliest `started`.
+    pub(crate) fn lost_since(&self, started: Instant) -> Option<Instant> {
+        (!self.uplinks.is_linked()).then(|| self.uplinks.lost().unwrap_or(started))
     }
 
     /// Resets the sessions that are open.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::RESUME_TIMEOUT;
+use crate::uplink::client::UserUplinks;
 use tunnel_link::table::handles::SessionMonitor;
 use tunnel_proto::names::Target;
 
@@ -12,6 +13,12 @@ use tunnel_proto::names::Target;
 pub async fn report_path(path: SessionMonitor, target: Target, print_line: impl Fn(&str)) {
     let target = target.to_string();
     report(|| path.lost_since(), || path.is_over(), &target, print_line).await;
+}
+
+/// Reports with `print_line` that a program has no link, and that it has one again, until it ends.
+pub async fn report_links(links: &UserUplinks, print_line: impl Fn(&str)) {
+    let started = Instant::now();
+    report(|| links.lost_since(started), || false, "the servers", print_line).await;
 }
 
 async fn report(

@@ -9,15 +9,17 @@ use clap::Parser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
+use tunnel::command::proxy::{self, ProxyArgs};
+use tunnel::command::{CommandError, Format};
+use tunnel::config::Environment;
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge};
-use crate::support::{Stopwatch, assert_eventually, spawn, targets, users};
+use crate::support::{Stopwatch, assert_eventually, pause_time, spawn, targets, users};
 
 #[derive(Debug, Parser)]
 struct CommandLine {
@@ -167,6 +169,33 @@ async fn tunnel_connect_reports_that_the_path_of_its_link_is_lost_and_works_agai
     let message = assert_eventually("the return", local.messages.recv()).await.unwrap();
     assert!(message.starts_with(&format!("tunnel: connected to {target} again, after ")), "{message}");
     assert_echo(&mut client, "nothing lost").await;
+}
+
+#[tokio::test]
+async fn tunnel_proxy_tells_a_person_its_ports_and_what_happens_to_its_link() {
+    let place = TestDir::new();
+    let server = users::server(&place, "").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let env = Environment::read(home_of_alice(&place, line.at));
+    let any = "127.0.0.1:0".parse().ok();
+    let args = ProxyArgs { http: any, socks5: any, verbosity: 0, log_format: Format::Text };
+    let (print, mut messages) = mpsc::channel(9);
+    let print = move |line: &str| print.try_send(line.to_owned()).unwrap();
+    let _proxy =
+        spawn(async move { proxy::run(&args, &env, futures_util::stream::pending(), Some(print)).await });
+    let mut next = async || assert_eventually("a line", messages.recv()).await.unwrap();
+    let ready = next().await;
+    assert!(
+        ready.starts_with("ready: http://127.0.0.1:") && ready.contains(", socks5://127.0.0.1:"),
+        "{ready}"
+    );
+    line.route_to("127.0.0.1:1".parse().unwrap());
+    line.reset();
+    pause_time();
+    assert_eq!(next().await, "no connection to the servers for 2s; the session waits for up to 60s");
+    line.route_to(server.server.bound.grpc);
+    let again = next().await;
+    assert!(again.starts_with("connected to the servers again, after "), "{again}");
 }
 
 #[tokio::test]
