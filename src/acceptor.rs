@@ -13,7 +13,7 @@ use tracing::info_span;
 
 use crate::acceptor::target_dialer::{DialRight, DialledTarget, TargetDialer};
 use crate::acceptor::target_tls::{TargetTls, TlsTargetStream};
-use crate::session_io::grants::{Grant, Grants, UNTIL_CHANGED};
+use crate::session_io::judged::{JudgedSession, JudgedSessions, UNTIL_CHANGED};
 use crate::session_io::rights::RightsChange;
 use crate::session_io::{LocalParty, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
@@ -31,7 +31,7 @@ pub struct SessionAcceptor {
     /// `None` if this acceptor has no TLS for targets.
     tls: Option<TargetTls>,
     pool: BufferPool,
-    grants: Grants,
+    judged: JudgedSessions,
     metrics: Metrics,
     drain: Drain,
 }
@@ -43,11 +43,11 @@ impl SessionAcceptor {
         dialer: TargetDialer,
         tls: Option<TargetTls>,
         pool: BufferPool,
-        grants: Grants,
+        judged: JudgedSessions,
         metrics: Metrics,
         drain: Drain,
     ) -> Self {
-        Self { dialer: Arc::new(dialer), tls, pool, grants, metrics, drain }
+        Self { dialer: Arc::new(dialer), tls, pool, judged, metrics, drain }
     }
 
     /// Returns the dialer of its targets.
@@ -80,15 +80,15 @@ impl SessionAcceptor {
             let judge = move |change: &RightsChange| {
                 right.judge(change).map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
             };
-            let grant = self
-                .grants
+            let judged = self
+                .judged
                 .add((&access).into(), judge)
                 .map_err(|why| SessionError::new(ErrorCode::NotAllowed, why))?;
-            Ok((connection, grant))
+            Ok((connection, judged))
         });
         match granted {
-            Ok((TargetConnection::Tcp(socket), grant)) => self.carry(offer, access, grant, socket).await,
-            Ok((TargetConnection::Tls(stream), grant)) => self.carry(offer, access, grant, *stream).await,
+            Ok((TargetConnection::Tcp(socket), judged)) => self.carry(offer, access, judged, socket).await,
+            Ok((TargetConnection::Tls(stream), judged)) => self.carry(offer, access, judged, *stream).await,
             Err(refusal) => {
                 let from = address(offer.client());
                 access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics);
@@ -101,12 +101,12 @@ impl SessionAcceptor {
         &self,
         offer: IncomingSession,
         access: AccessLogEntry,
-        grant: Grant,
+        judged: JudgedSession,
         target: C,
     ) {
         let session = offer.accept().into();
         let alive = self.metrics.sessions.start(LISTENER);
-        let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: None };
+        let opened = OpenSession { session, buffered: Bytes::new(), access, judged, alive, permit: None };
         run_session(opened, LocalParty::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 

@@ -44,7 +44,7 @@ use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, method_not_allowed, not_found, plain_text, text};
 use crate::admin::status::collect::{ServerStatusSource, WallClock};
 use crate::registry::uplinks::Uplinks;
-use crate::session_io::grants::Grants;
+use crate::session_io::judged::JudgedSessions;
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
@@ -73,8 +73,8 @@ pub struct AdminContext {
     pub side: AdminProcess,
     /// Table of sessions.
     pub table: Arc<SessionTable>,
-    /// Grants of sessions, with which operators end them.
-    pub grants: Grants,
+    /// Open sessions, which operators end.
+    pub judged: JudgedSessions,
     /// Metrics, served at `/metrics`.
     pub metrics: Metrics,
     /// Conditions, served at `/readyz`.

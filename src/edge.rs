@@ -39,7 +39,7 @@ use crate::listener::http_proxy::{self, EDGE_KEY, EdgeProxyConfig, HttpProxyProt
 use crate::parts::with_kubernetes;
 use crate::registry::uplinks::Uplinks;
 use crate::route::{PathProvider, SessionRouter};
-use crate::session_io::grants::Grants;
+use crate::session_io::judged::JudgedSessions;
 use crate::session_io::rights::RightsChange;
 use crate::startup::{StartupErrorCollector, StartupErrors};
 use crate::uplink::link_dialer::LinkDialer;
@@ -90,7 +90,7 @@ pub struct Edge {
     targets: Arc<ArcSwap<Targets>>,
     policies: Arc<Mutex<AccessPolicies>>,
     proxy: Arc<Mutex<EdgeProxy>>,
-    grants: Grants,
+    judged: JudgedSessions,
     readiness: Readiness,
     files: FileWatcher,
     uplinks: Arc<Uplinks>,
@@ -156,7 +156,7 @@ impl Edge {
         let admin = AdminContext {
             side: AdminProcess::Edge(edge.uplinks.clone()),
             table: edge.table.clone(),
-            grants: edge.grants.clone(),
+            judged: edge.judged.clone(),
             metrics: edge.metrics.clone(),
             readiness: edge.readiness.clone(),
             level,
@@ -178,7 +178,7 @@ impl Edge {
     pub fn watch_config(&self, config: ConfigFile) {
         let targets = self.targets.clone();
         let policies = self.policies.clone();
-        let grants = self.grants.clone();
+        let judged = self.judged.clone();
         let files = self.files.clone();
         let proxy = self.proxy.clone();
         let readiness = self.readiness.clone();
@@ -200,7 +200,7 @@ impl Edge {
             policies.change(&settings.access(), &mut change, &mut startup);
             policies.watch(&files);
             change.apply();
-            grants.rights_changed();
+            judged.rights_changed();
             log_changed(&plan.judges, RIGHTS_CHANGED);
             let policy = policies.of(EDGE_KEY);
             let proxy = proxy.clone();
@@ -244,14 +244,14 @@ impl Edge {
         let uplinks = Uplinks::new(uplink.node.clone());
         let links = Drain::new();
         let sessions = Drain::new();
-        let grants = Grants::default();
+        let judged = JudgedSessions::default();
         let paths = PathProvider::Uplinks(uplinks.clone());
         let route = SessionRouter::new(paths, table.clone(), OPEN_TIMEOUT, session.resume_timeout);
         let context = ListenerContext {
             listener: http_proxy::KIND.name,
             category: SessionCategory::HttpProxy,
             policy: Arc::default(),
-            grants: grants.clone(),
+            judged: judged.clone(),
             sessions: admission::sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
             pending: PendingLimits::new(memory(), true),
             pool,
@@ -277,7 +277,7 @@ impl Edge {
             targets: Arc::new(ArcSwap::from_pointee(allow.targets.clone())),
             policies: Arc::default(),
             proxy: Arc::new(Mutex::new(EdgeProxy { node: uplink.node.clone(), context, open: None })),
-            grants,
+            judged,
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             files: FileWatcher::new(&links),
             uplinks,
@@ -303,11 +303,11 @@ impl Edge {
             congestion: uplink.congestion.as_deref().map(Arc::from),
             ..LinkContext::new(self.table.clone(), self.metrics.clone(), self.links.clone())
         };
-        let grants = self.grants.clone();
+        let judged = self.judged.clone();
         let metrics = self.metrics.clone();
         let sessions = self.sessions.clone();
         let acceptor =
-            SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), grants, metrics, sessions);
+            SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), judged, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
             is_last_good,
@@ -343,8 +343,8 @@ impl Edge {
         self.files.watch("tls", &dialer.tls);
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
-        let grants = self.grants.clone();
-        links.spawn(info_span!("grants"), grants.follow(self.files.clone(), links.clone()));
+        let judged = self.judged.clone();
+        links.spawn(info_span!("judged"), judged.follow(self.files.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(links.clone()));
     }
 

@@ -62,7 +62,7 @@ use crate::server::edge_links::EdgeAuthenticator;
 use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::rates::RateLimiter;
 use crate::server::user_links::UserLinks;
-use crate::session_io::grants::Grants;
+use crate::session_io::judged::JudgedSessions;
 use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
@@ -168,8 +168,8 @@ pub(crate) struct ServerContext {
     pub(crate) tls: ReloadedValue<ServerTls>,
     /// The access rules for what can be reached through this server.
     pub(crate) policies: LivePolicies,
-    /// Grants of the sessions with an end here.
-    pub(crate) grants: Grants,
+    /// The sessions with an end here, which are judged again when rights change.
+    pub(crate) judged: JudgedSessions,
     /// Limiters of connections that have proven nothing, shared by all ports.
     pub(crate) pending: PendingLimits,
     /// Maximum number of links: as many as fit into a quarter of the memory.
@@ -286,7 +286,7 @@ impl Server {
                 let mut startup = StartupErrorCollector::default();
                 let change = context.rights(&settings, &mut listeners.policies, &mut startup);
                 listeners.watch_users();
-                plan.ends = context.grants.ended_by(&change);
+                plan.ends = context.judged.ended_by(&change);
                 Ok(serde_json::json!(plan).to_string())
             }
         });
@@ -392,7 +392,7 @@ impl ServerContext {
         let edge_links = EdgeAuthenticator::new(tokens, enrolment.clone(), nodes, certificates, pods);
         let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
-        let grants = Grants::default();
+        let judged = JudgedSessions::default();
         let policies = LivePolicies::new(settings);
         let (peers, dialled_links) =
             peers::start(&settings.peers, files, cluster.pods.as_ref(), &registry, &pool, &link_context)
@@ -412,7 +412,7 @@ impl ServerContext {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
             finder,
-            acceptor: SessionAcceptor::new(for_edges, None, pool.clone(), grants.clone(), metrics, clients),
+            acceptor: SessionAcceptor::new(for_edges, None, pool.clone(), judged.clone(), metrics, clients),
             direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
             pool,
@@ -426,7 +426,7 @@ impl ServerContext {
             max_links: memory() / 4 / load::LINK_MEMORY,
             session_permits: admission::sessions(session.max_sessions, session.max_per_client),
             policies,
-            grants,
+            judged,
             search_permits: Semaphore::new(link_events::MAX_SEARCHES),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: RateLimiter::new(links::MAX_LINKS, Duration::from_secs(60)),
@@ -449,7 +449,7 @@ impl ServerContext {
             listener: "",
             category: SessionCategory::Ssh,
             policy: Arc::default(),
-            grants: self.grants.clone(),
+            judged: self.judged.clone(),
             sessions: self.session_permits.clone(),
             pending: self.pending.clone(),
             pool: self.pool.clone(),
@@ -496,7 +496,7 @@ impl ServerContext {
         if let Ok(tls) = config_files::tls(&links, &mut startup) {
             self.tls.replace(&tls);
         }
-        self.grants.rights_changed();
+        self.judged.rights_changed();
         log_changed(&plan.judges, RIGHTS_CHANGED);
         if !self.enrolment.initialized()
             && let Ok(authority) = config_files::invitation_ca(settings, &mut startup)
@@ -506,7 +506,7 @@ impl ServerContext {
         let mut errors = startup.into_errors();
         errors.0.extend(listeners.apply(&settings.listeners).await.0);
         // A listener that has opened again may ask for another certificate.
-        self.grants.rights_changed();
+        self.judged.rights_changed();
         self.certificates.set(settings.certificates(), settings.ca_files());
         errors.report(&self.readiness)
     }
@@ -541,10 +541,10 @@ impl ServerContext {
         let revocations = edge_links.watch_revocations(registry, table.clone(), drain.clone());
         drain.spawn(info_span!("tokens"), revocations);
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
-        drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
+        drain.spawn(info_span!("judged"), self.judged.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), edge_access::judge_relays(self.clone(), drain.clone()));
-        let grants = self.grants.clone();
-        let devices = invitations::follow_devices(self.enrolment.clone(), grants, drain.clone());
+        let judged = self.judged.clone();
+        let devices = invitations::follow_devices(self.enrolment.clone(), judged, drain.clone());
         drain.spawn(info_span!("devices"), devices);
         drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
     }
@@ -569,7 +569,7 @@ impl ServerContext {
         let admin = self.admin.get_or_init(|| AdminContext {
             side: AdminProcess::Cloud(view),
             table: self.link_context.table.clone(),
-            grants: self.grants.clone(),
+            judged: self.judged.clone(),
             metrics: self.link_context.metrics.clone(),
             readiness: self.readiness.clone(),
             level,

@@ -3,7 +3,7 @@
 //! Used by all listeners, the acceptor, and bridges between two sessions of one server.
 
 pub mod copy;
-pub mod grants;
+pub mod judged;
 pub mod rights;
 pub mod session_stream;
 pub(crate) mod tls;
@@ -13,7 +13,7 @@ use tracing::debug;
 
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{ByteCounter, CopyDirection, CopyEnd, EndKind, Side, copy};
-use crate::session_io::grants::Grant;
+use crate::session_io::judged::JudgedSession;
 use crate::session_io::session_stream::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::{ActiveSessionGuard, Metrics};
@@ -32,8 +32,8 @@ pub struct OpenSession {
     pub buffered: Bytes,
     /// The session's access log entry.
     pub access: AccessLogEntry,
-    /// The session's grant, without which it is ended.
-    pub grant: Grant,
+    /// The session as it is judged; once it is revoked, it is ended.
+    pub judged: JudgedSession,
     /// Counts the session as active.
     pub alive: ActiveSessionGuard,
     /// A client's permit. Released when the session ends, before its connection is closed gracefully. The session
@@ -75,10 +75,10 @@ impl OpenSession {
         }
     }
 
-    /// Returns the session unless its grant was revoked. Then ends it like [`Self::end`]: both ends get the reason, and
+    /// Returns the session unless it was revoked. Then ends it like [`Self::end`]: both ends get the reason, and
     /// no byte is delivered any longer.
     fn unless_revoked(self) -> Option<Self> {
-        let Some(why) = self.grant.revocation().map(str::to_owned) else { return Some(self) };
+        let Some(why) = self.judged.revocation().map(str::to_owned) else { return Some(self) };
         self.record_end(REVOKED, &why).reset(SessionError::new(ErrorCode::NotAllowed, why));
         None
     }
@@ -92,7 +92,7 @@ impl OpenSession {
     }
 }
 
-/// The result of a session whose grant was revoked.
+/// The result of a session that was revoked.
 pub(crate) const REVOKED: &str = "revoked";
 
 /// The party at this end of a session.
@@ -145,7 +145,7 @@ impl LocalParty {
 }
 
 /// Copies a session's bytes until both ends are done, writes the access line, and closes the connection. Aborts both if
-/// the grant is revoked.
+/// it is revoked.
 ///
 /// Not cancel safe: a dropped call aborts the connection, resets the session, and records that in the access line.
 pub async fn run_session<C: Connection>(
@@ -154,7 +154,7 @@ pub async fn run_session<C: Connection>(
     mut socket: Socket<C>,
     metrics: &Metrics,
 ) {
-    let OpenSession { session, buffered, access, grant, .. } = &mut opened;
+    let OpenSession { session, buffered, access, judged, .. } = &mut opened;
     let early = std::mem::take(buffered);
     let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_to_target };
     let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_to_client };
@@ -168,7 +168,7 @@ pub async fn run_session<C: Connection>(
     socket.io().set_reset_on_drop(true);
     let ended = tokio::select! {
         biased;
-        () = grant.revoked() => None,
+        () = judged.revoked() => None,
         ended = copy(&mut socket, session, &mut to_session, &mut from_session) => Some(ended),
     };
     match ended {

@@ -11,7 +11,7 @@ use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{AdminAnswer, json, plain_text};
 use crate::admin::status::collect::ServerStatusSource;
 use crate::admin::{AdminContext, AdminProcess};
-use crate::session_io::grants::SessionSubject;
+use crate::session_io::judged::SessionSubject;
 use tunnel_base::logging::AUDIT;
 use tunnel_proto::printable::printable;
 
@@ -70,7 +70,7 @@ impl AdminContext {
             return Err(plain_text(StatusCode::BAD_REQUEST, "expected one of id, user and node\n"));
         }
         let why = format!("ended by operator {actor}");
-        let ended = self.grants.end(&why, |one| selection.contains(one));
+        let ended = self.judged.end(&why, |one| selection.contains(one));
         if let AdminProcess::Cloud(ServerStatusSource { finder, .. }) = &self.side {
             let links = finder.peers().map(|peers| peers.links()).unwrap_or_default();
             // A session without a path may resume at any server.

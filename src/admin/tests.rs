@@ -65,7 +65,7 @@ fn admin(side: AdminProcess) -> AdminContext {
     AdminContext {
         side,
         table: table(),
-        grants: Grants::default(),
+        judged: JudgedSessions::default(),
         metrics: Metrics::server("ns", "pod"),
         readiness: Readiness::waiting_for(&["link"]),
         level: None,

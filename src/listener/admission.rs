@@ -28,7 +28,7 @@ use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
 use crate::route::{OpenError, SessionRouter};
 use crate::session_io::OpenSession;
-use crate::session_io::grants::Grants;
+use crate::session_io::judged::JudgedSessions;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::{AddressBook, Location};
 use tunnel_base::drain::Drain;
@@ -79,8 +79,8 @@ pub struct ListenerContext {
     pub category: SessionCategory,
     /// The access policy, which is reloaded with the config.
     pub policy: Arc<ArcSwap<AccessPolicy>>,
-    /// Grants of open sessions, shared by all listeners of this process.
-    pub grants: Grants,
+    /// Open sessions, which are judged again when rights change; shared by all listeners of this process.
+    pub judged: JudgedSessions,
     /// Limiter of sessions, shared by all listeners of this process.
     pub sessions: FairLimiter<ClientKey>,
     /// Limiters of connections that have proven nothing, shared by all ports of this process.
@@ -626,8 +626,8 @@ impl AuthorizedRequest {
             let basis = AccessBasis { direct: right, ..basis };
             access.id = stream.id();
             let judge = move |change: &_| basis.judge(change).map_err(|denial| denial.to_string());
-            match context.grants.add((&access).into(), judge) {
-                Ok(grant) => Ok((stream, grant)),
+            match context.judged.add((&access).into(), judge) {
+                Ok(judged) => Ok((stream, judged)),
                 Err(why) => {
                     stream.reset(SessionError::new(ErrorCode::NotAllowed, &why));
                     Err(Denial::Forbidden(why))
@@ -635,14 +635,14 @@ impl AuthorizedRequest {
             }
         });
         match granted {
-            Ok((session, grant)) => {
+            Ok((session, judged)) => {
                 access.status = Some(StatusCode::OK.as_u16());
                 if let Some(id) = access.id {
                     Span::current().record("session", field::display(id));
                 }
                 let alive = context.metrics.sessions.start(access.listener);
                 let buffered = Bytes::new();
-                Ok(OpenSession { session, buffered, access, grant, alive, permit: Some(permit) })
+                Ok(OpenSession { session, buffered, access, judged, alive, permit: Some(permit) })
             }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }

@@ -13,7 +13,7 @@ use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::registry::etcd_access;
-use crate::session_io::grants::Grants;
+use crate::session_io::judged::JudgedSessions;
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
@@ -72,10 +72,10 @@ pub(crate) async fn joined(
 }
 
 /// Judges the links and sessions of users again after each change of the store, until draining starts.
-pub(crate) async fn follow_devices(enrolment: OpenedEnrolments, grants: Grants, drain: Drain) {
+pub(crate) async fn follow_devices(enrolment: OpenedEnrolments, judged: JudgedSessions, drain: Drain) {
     let mut changes = None;
     while drain.run_until(next_change(&enrolment, &mut changes)).await.is_some() {
-        grants.rights_changed();
+        judged.rights_changed();
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn handle_event(
         FrameEvent::RelayRequest(request) => handle_request(request, shared, room),
         FrameEvent::Signal(frame) => handle_signal(frame, link, shared),
         FrameEvent::Ended(id, why) => {
-            shared.grants.refuse(id, &why, Instant::now() + shared.route.resume_timeout)
+            shared.judged.refuse(id, &why, Instant::now() + shared.route.resume_timeout)
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_denial::LinkDenial;
 use crate::server::rates::RateLimiter;
-use crate::session_io::grants::SessionSubject;
+use crate::session_io::judged::SessionSubject;
 use crate::session_io::rights::RightsChange;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_link::grpc::accept::{CallRejection, CallerCertificate, LinkCall};
@@ -176,10 +176,10 @@ pub(crate) async fn revoked(user: &AuthenticatedUser, shared: &Arc<ServerContext
     let user = user.clone();
     let judge = move |change: &_| user.judge(change).map_err(|denial| denial.to_string());
     // A link is no session, which operators end by its user.
-    match shared.grants.add(SessionSubject::default(), judge) {
-        Ok(grant) => {
-            grant.revoked().await;
-            grant.revocation().unwrap_or_default().to_owned()
+    match shared.judged.add(SessionSubject::default(), judge) {
+        Ok(judged) => {
+            judged.revoked().await;
+            judged.revocation().unwrap_or_default().to_owned()
         }
         Err(why) => why,
     }

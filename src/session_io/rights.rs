@@ -39,7 +39,7 @@ impl RightsChange {
         found.map_or_else(|| right.load_full(), |one| one.with.clone())
     }
 
-    /// Puts the change into force. Sessions are judged by it at the next [`super::grants::Grants::rights_changed`].
+    /// Puts the change into force. Sessions are judged by it at the next [`super::judged::JudgedSessions::rights_changed`].
     pub fn apply(self) {
         self.0.iter().for_each(|one| one.apply());
     }

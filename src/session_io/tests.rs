@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::session_io::grants::{Grants, SessionSubject, UNTIL_CHANGED};
+use crate::session_io::judged::{JudgedSessions, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::drain::Drain;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::IncomingSession;
@@ -81,7 +81,7 @@ fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
-        grant: Grants::default().add(SessionSubject::default(), |_| Ok(UNTIL_CHANGED)).unwrap(),
+        judged: JudgedSessions::default().add(SessionSubject::default(), |_| Ok(UNTIL_CHANGED)).unwrap(),
         permit: None,
     };
     let metrics = metrics.clone();

@@ -15,7 +15,7 @@ use crate::listener::admission::{ListenerContext, ListenerProtocol, sessions};
 use crate::listener::http_proxy;
 use crate::listener::http_proxy::HttpProxyProtocol;
 use crate::listener::socks5::Socks5;
-use crate::session_io::grants::Grants;
+use crate::session_io::judged::JudgedSessions;
 use crate::uplink::client::{MAX_SESSIONS, UserUplinks};
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
@@ -42,7 +42,7 @@ impl UserProxy {
             listener: "",
             category: SessionCategory::HttpProxy,
             policy: Arc::default(),
-            grants: Grants::default(),
+            judged: JudgedSessions::default(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS),
             pending: PendingLimits::new(memory(), true),
             pool: links.pool.clone(),

@@ -26,7 +26,7 @@ const EXEMPT: [(&str, usize, &str); 15] = [
     ("server/edge_links.rs", 5, "the token file is read, and operators revoke tokens"),
     ("server/listeners.rs", 2, "listeners open and close with the config"),
     ("server/shutdown.rs", 3, "the process stops"),
-    ("session_io/grants.rs", 1, "operators change rights"),
+    ("session_io/judged.rs", 1, "operators change rights"),
 ];
 
 #[test]

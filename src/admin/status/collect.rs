@@ -18,7 +18,7 @@ use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::links::NodeLinkRole;
 use crate::registry::peers::PeerHandle;
 use crate::registry::snapshot::RegistrySnapshot;
-use crate::session_io::grants::SessionSubject;
+use crate::session_io::judged::SessionSubject;
 use tunnel_link::link::Link;
 use tunnel_link::table::session::view::SessionView;
 use tunnel_proto::names::{NodeName, ServerDisplayName};
@@ -119,7 +119,7 @@ impl AdminContext {
         let links = usize::try_from(self.metrics.links.all()).unwrap_or_default();
         status.room = Some(server.max_links.saturating_sub(links));
         // Sessions of users' links count as sessions, like those that end here.
-        let relayed = self.grants.relayed().into_iter().filter_map(|one| self.relayed_session(one));
+        let relayed = self.judged.relayed().into_iter().filter_map(|one| self.relayed_session(one));
         for session in relayed {
             status.totals.sessions += 1;
             status.totals.sessions_relayed -=

@@ -11,7 +11,7 @@ use crate::invitations::JoinedDevice;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::auth::Login;
 use crate::listener::denial::Denial;
-use crate::session_io::grants::UNTIL_CHANGED;
+use crate::session_io::judged::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::error::TlsHandshakeError;

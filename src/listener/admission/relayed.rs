@@ -11,7 +11,7 @@ use crate::listener::admission::{
 };
 use crate::listener::denial::Denial;
 use crate::session_io::REVOKED;
-use crate::session_io::grants::{Grant, RelayedSession, SessionSubject};
+use crate::session_io::judged::{JudgedSession, RelayedSession, SessionSubject};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSessionGuard;
 use tunnel_link::relay::bindings::RelayOutcome;
@@ -22,7 +22,7 @@ use tunnel_proto::names::{DeviceName, NodeName, SessionId};
 #[derive(Debug)]
 pub(crate) struct RelayedUserSession {
     /// Revoked when the session is no longer allowed.
-    pub(crate) grant: Grant,
+    pub(crate) judged: JudgedSession,
     context: Arc<ListenerContext>,
     access: AccessLogEntry,
     alive: ActiveSessionGuard,
@@ -44,12 +44,12 @@ impl Admission {
 }
 
 impl AuthorizedRequest {
-    /// Grants the session `id`, which takes a session permit. `resumes` is true if it was open before.
+    /// Admits the session `id`, which takes a session permit. `resumes` is true if it was open before.
     ///
     /// # Errors
     ///
     /// Returns the denial, which is counted and logged.
-    pub(crate) fn grant_relay(
+    pub(crate) fn admit_relay(
         self,
         id: SessionId,
         resumes: bool,
@@ -62,9 +62,9 @@ impl AuthorizedRequest {
             ));
             return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
         }
-        // A parked session may have been ended meanwhile. Its grant has the reason, and it must not return on another
+        // A parked session may have been ended meanwhile. Its parked entry has the reason, and it must not return on another
         // path.
-        let parked = match self.context.grants.unpark(id) {
+        let parked = match self.context.judged.unpark(id) {
             Ok(parked) => parked,
             Err(why) => {
                 let denial = Denial::Forbidden(why);
@@ -84,10 +84,10 @@ impl AuthorizedRequest {
         };
         let subject = SessionSubject { relayed: Some(Box::new(relayed)), ..(&access).into() };
         let judge = move |change: &_| basis.judge(change).map_err(|denial| denial.to_string());
-        match context.grants.add(subject, judge) {
-            Ok(grant) => {
+        match context.judged.add(subject, judge) {
+            Ok(judged) => {
                 let alive = context.metrics.sessions.start(access.listener);
-                Ok(RelayedUserSession { grant, context, access, alive, _permit: permit })
+                Ok(RelayedUserSession { judged, context, access, alive, _permit: permit })
             }
             Err(why) => Err(DeniedRequest::new(Denial::Forbidden(why), access, &context, from)),
         }
@@ -95,9 +95,9 @@ impl AuthorizedRequest {
 }
 
 impl RelayedUserSession {
-    /// Returns the error for both ends if the grant was revoked.
+    /// Returns the error for both ends if the session was revoked.
     pub(crate) fn revocation(&self) -> Option<SessionError> {
-        self.grant.revocation().map(|why| SessionError::new(ErrorCode::NotAllowed, why))
+        self.judged.revocation().map(|why| SessionError::new(ErrorCode::NotAllowed, why))
     }
 
     /// Writes the access line of a session, or of its path through this server. In the second case it is parked.
@@ -105,7 +105,7 @@ impl RelayedUserSession {
         let RelayOutcome { why, to_acceptor, to_opener } = ended;
         if why.is_none() {
             let until = Instant::now() + self.context.route.resume_timeout;
-            self.context.grants.park(self.grant.clone(), until);
+            self.context.judged.park(self.judged.clone(), until);
         }
         (self.access.up, self.access.down) = (to_acceptor, to_opener);
         let metrics = &self.context.metrics;

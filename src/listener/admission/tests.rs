@@ -89,7 +89,7 @@ pub(crate) fn context(
         listener: "line",
         category: SessionCategory::Ssh,
         policy: Arc::new(ArcSwap::from_pointee(policy)),
-        grants: Grants::default(),
+        judged: JudgedSessions::default(),
         sessions: admission::sessions(9, 9),
         pending: PendingLimits::new(100 << 20, false),
         pool: BufferPool::new(),

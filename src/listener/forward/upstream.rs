@@ -24,7 +24,7 @@ use crate::listener::forward::meter::Meter;
 use crate::listener::requests::RequestRoute;
 use crate::session_io::copy::close::close_gracefully;
 use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
-use crate::session_io::grants::Grant;
+use crate::session_io::judged::JudgedSession;
 use crate::session_io::{LocalParty, OpenSession};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -54,8 +54,8 @@ struct Inner {
     sender: Option<SendRequest<RequestBody>>,
     /// The route of requests that may use the session next, if any may.
     route: Option<RequestRoute>,
-    /// The grant of the last session. A client without a session is judged by it, too.
-    grant: Option<Grant>,
+    /// The last session, as it is judged. A client without a session is judged by it, too.
+    judged: Option<JudgedSession>,
     /// Whether a request waits for its response, or for the session after a switch to another protocol. Its caller then
     /// handles the end of the session.
     in_flight: bool,
@@ -81,8 +81,7 @@ impl UpstreamSession {
         Self { inner: Mutex::default(), metrics, drain: context.drain.clone(), meter }
     }
 
-    /// Drives the session with hyper, and ends one that is over. Completes once the grant of the last session is
-    /// revoked.
+    /// Drives the session with hyper, and ends one that is over. Completes once the last session is revoked.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         let is_over = {
             let mut inner = self.inner.lock();
@@ -91,7 +90,7 @@ impl UpstreamSession {
         if is_over {
             self.close();
         }
-        self.inner.lock().grant.as_ref().map_or(Poll::Pending, |grant| grant.poll_revoked(cx))
+        self.inner.lock().judged.as_ref().map_or(Poll::Pending, |judged| judged.poll_revoked(cx))
     }
 
     /// Returns the sender of the current session if that is kept for this route and still open. Otherwise closes it.
@@ -107,13 +106,13 @@ impl UpstreamSession {
             return Some(sender);
         }
         self.close();
-        self.inner.lock().grant = None;
+        self.inner.lock().judged = None;
         None
     }
 
     /// Starts HTTP over a new session.
     pub(crate) async fn start(&self, opened: OpenSession) -> hyper::Result<SendRequest<RequestBody>> {
-        self.inner.lock().grant = Some(opened.grant.clone());
+        self.inner.lock().judged = Some(opened.judged.clone());
         let up = self.metrics.bytes_to_target.clone();
         let down = self.metrics.bytes_to_client.clone();
         let session = HttpSession { opened, up, down, meter: Arc::clone(&self.meter), ended: None };

@@ -11,7 +11,7 @@ use crate::route::{RouteError, SessionRequest};
 use crate::server::ServerContext;
 use crate::server::link_events::edge_access::RequestFromEdge;
 use crate::session_io::bridge_sessions;
-use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
+use crate::session_io::judged::{JudgedSession, SessionSubject, UNTIL_CHANGED};
 use tunnel_link::link::Link;
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::table::TableFull;
@@ -27,7 +27,7 @@ pub(crate) enum BridgeRequester {
     /// For an edge.
     Edge(RequestFromEdge),
     /// For a user.
-    User(Grant),
+    User(JudgedSession),
 }
 
 /// Where the second session of a bridge leads.
@@ -149,9 +149,9 @@ async fn copy(
     access: BridgeRequester,
     shared: Arc<ServerContext>,
 ) -> RelayOutcome {
-    let (grant, edge) = match access {
+    let (judged, edge) = match access {
         BridgeRequester::Peer => (None, None),
-        BridgeRequester::User(grant) => (Some(grant), None),
+        BridgeRequester::User(judged) => (Some(judged), None),
         BridgeRequester::Edge(access) => {
             let policies = shared.policies.clone();
             let judged = access.clone();
@@ -163,17 +163,17 @@ async fn copy(
                 node: Some(access.node.clone()),
                 ..SessionSubject::default()
             };
-            match shared.grants.add(subject, judge) {
-                Ok(grant) => (Some(grant), Some(access)),
+            match shared.judged.add(subject, judge) {
+                Ok(judged) => (Some(judged), Some(access)),
                 Err(why) => return refuse_offer(offer, SessionError::new(ErrorCode::NodeNotAllowed, why)),
             }
         }
     };
     let revoked = async {
-        let Some(grant) = &grant else { return std::future::pending().await };
-        grant.revoked().await;
+        let Some(judged) = &judged else { return std::future::pending().await };
+        judged.revoked().await;
         let code = if edge.is_some() { ErrorCode::NodeNotAllowed } else { ErrorCode::NotAllowed };
-        let why = SessionError::new(code, grant.revocation().unwrap_or_default());
+        let why = SessionError::new(code, judged.revocation().unwrap_or_default());
         if let Some(access) = &edge {
             access.log_revoked(&why);
         }

@@ -91,7 +91,7 @@ impl RequestFromEdge {
 /// Judges the sessions that this server relays for edges after each change of rights, and resets those that are no
 /// longer allowed. Returns when draining starts.
 pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
-    let mut changes = shared.grants.changes();
+    let mut changes = shared.judged.changes();
     while drain.run_until(changes.changed()).await.is_some() {
         let relayed = stream::iter(shared.link_context.table.relays.of_edges());
         relayed.for_each_concurrent(MAX_SEARCHES, |session| judge_relay(session, &shared)).await;

@@ -84,26 +84,26 @@ async fn relay(
     };
     let node = authorized.node().clone();
     let target = authorized.target().clone();
-    let granted = match authorized.grant_relay(id, resumes) {
-        Ok(granted) => granted,
+    let admitted = match authorized.admit_relay(id, resumes) {
+        Ok(admitted) => admitted,
         Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed)),
     };
     request.redirect(node.clone(), target);
     let mut end = request.watch_end();
     if let Some((request, plain)) = Box::pin(shared.relay(request, &room)).await {
-        let access = BridgeRequester::User(granted.grant.clone());
-        return granted.end(bridge_to_plain(request, plain, access, shared).await);
+        let access = BridgeRequester::User(admitted.judged.clone());
+        return admitted.end(bridge_to_plain(request, plain, access, shared).await);
     }
     let ended = tokio::select! {
         biased;
         ended = &mut end => ended,
-        () = granted.grant.revoked() => {
-            granted.revocation().inspect(|why| shared.link_context.table.relays.reset(id, why));
+        () = admitted.judged.revoked() => {
+            admitted.revocation().inspect(|why| shared.link_context.table.relays.reset(id, why));
             end.await
         }
     };
     if let Ok(ended) = ended {
-        granted.end(ended);
+        admitted.end(ended);
     }
 }
 

@@ -1,5 +1,5 @@
-//! The grants of open sessions: after each change of rights, each session is judged again, and ended if it would not be
-//! admitted now.
+//! Open sessions with the facts by which they were allowed: after each change of rights, each is judged again, and ended
+//! if it would not be admitted now.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,19 +24,19 @@ use tunnel_net::fair_map::FairMap;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::names::{NodeName, SessionId, Target};
 
-/// The grants of a process. Cheap to clone.
+/// The judged sessions of a process. Cheap to clone.
 ///
-/// A session is judged once when it gets its grant, after that is listed. So either the session is judged by the new
+/// A session is judged once when it is added, after it is listed. So either the session is judged by the new
 /// rights, or the change finds it in the list.
 #[derive(Debug, Clone, Default)]
-pub struct Grants(Arc<Shared>);
+pub struct JudgedSessions(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// The grants by number, in the order in which they were given.
+    /// The sessions by number, in the order in which they were added.
     open: Mutex<BTreeMap<u64, Weak<Inner>>>,
-    /// Grants of sessions that lost their path through this process, with the time until which they may resume.
-    parked: Mutex<FairMap<Box<str>, SessionId, (Instant, Grant)>>,
+    /// Sessions that lost their path through this process, with the time until which they may resume.
+    parked: Mutex<FairMap<Box<str>, SessionId, (Instant, JudgedSession)>>,
     next: AtomicU64,
     /// The first second (Unix time) in which a judgement may change with time alone.
     due: AtomicU64,
@@ -44,11 +44,11 @@ struct Shared {
     changed: watch::Sender<()>,
 }
 
-/// The grant of an open session. Its clones are the same grant, which ends with the last of them.
+/// An open session, as it is judged. Its clones are the same one, which is judged until the last of them is dropped.
 #[derive(Debug, Clone)]
-pub struct Grant(Arc<Inner>);
+pub struct JudgedSession(Arc<Inner>);
 
-/// What a granted session is, for operators.
+/// What a session is, for operators.
 #[derive(Debug, Clone, Default)]
 pub struct SessionSubject {
     /// Its id; `None` if this process dials the target itself.
@@ -86,7 +86,7 @@ impl From<&AccessLogEntry> for SessionSubject {
 struct Inner {
     number: u64,
     subject: SessionSubject,
-    list: Grants,
+    list: JudgedSessions,
     judge: Box<Judge>,
     /// Why the session may no longer run.
     revoked: OnceLock<String>,
@@ -113,8 +113,8 @@ impl Default for Shared {
     }
 }
 
-impl Grants {
-    /// Judges a session that is about to open, and again after each change until the grant is dropped.
+impl JudgedSessions {
+    /// Judges a session that is about to open, and again after each change until the result is dropped.
     ///
     /// # Errors
     ///
@@ -123,8 +123,8 @@ impl Grants {
         &self,
         subject: SessionSubject,
         judge: impl Fn(&RightsChange) -> Result<u64, String> + Send + Sync + 'static,
-    ) -> Result<Grant, String> {
-        let grant = Grant(Arc::new(Inner {
+    ) -> Result<JudgedSession, String> {
+        let judged = JudgedSession(Arc::new(Inner {
             number: self.0.next.fetch_add(1, SeqCst),
             subject,
             list: self.clone(),
@@ -132,13 +132,13 @@ impl Grants {
             revoked: OnceLock::new(),
             owner: AtomicWaker::new(),
         }));
-        self.0.open.lock().insert(grant.0.number, Arc::downgrade(&grant.0));
-        let until = (grant.0.judge)(&RightsChange::default())?;
+        self.0.open.lock().insert(judged.0.number, Arc::downgrade(&judged.0));
+        let until = (judged.0.judge)(&RightsChange::default())?;
         if until != UNTIL_CHANGED && self.judge_after(until) == UNTIL_CHANGED {
             // The first that ends with time.
             self.rights_changed();
         }
-        Ok(grant)
+        Ok(judged)
     }
 
     /// Ends the selected sessions for this reason. Returns them.
@@ -153,10 +153,10 @@ impl Grants {
     pub(crate) fn refuse(&self, id: SessionId, why: &str, until: Instant) {
         let subject = SessionSubject { id: Some(id), ..SessionSubject::default() };
         if self.end(why, |one| one.id == subject.id).is_empty()
-            && let Ok(grant) = self.add(subject, |_| Ok(UNTIL_CHANGED))
-            && grant.0.revoked.set(why.to_owned()).is_ok()
+            && let Ok(judged) = self.add(subject, |_| Ok(UNTIL_CHANGED))
+            && judged.0.revoked.set(why.to_owned()).is_ok()
         {
-            self.park(grant, until);
+            self.park(judged, until);
         }
     }
 
@@ -170,13 +170,13 @@ impl Grants {
         ended
     }
 
-    /// Keeps the grant of a session that has lost its path through this process. Until it resumes here, or until that
+    /// Keeps a session that has lost its path through this process. Until it resumes here, or until that
     /// time, it is listed, judged and ended like others.
-    pub(crate) fn park(&self, grant: Grant, until: Instant) {
+    pub(crate) fn park(&self, judged: JudgedSession, until: Instant) {
         self.forget_parked();
-        let user = grant.0.subject.user.clone().unwrap_or_default();
-        if let Some(id) = grant.0.subject.id {
-            self.0.parked.lock().insert(&user, id, (until, grant), Instant::now());
+        let user = judged.0.subject.user.clone().unwrap_or_default();
+        if let Some(id) = judged.0.subject.id {
+            self.0.parked.lock().insert(&user, id, (until, judged), Instant::now());
         }
     }
 
@@ -187,11 +187,11 @@ impl Grants {
     /// Returns why it may not resume, if it was ended meanwhile.
     pub(crate) fn unpark(&self, id: SessionId) -> Result<Option<RelayedSession>, String> {
         let mut parked = self.0.parked.lock();
-        let Some((_, grant)) = parked.get(&id) else { return Ok(None) };
-        if let Some(why) = grant.revocation() {
+        let Some((_, judged)) = parked.get(&id) else { return Ok(None) };
+        if let Some(why) = judged.revocation() {
             return Err(why.to_owned());
         }
-        let relayed = grant.0.subject.relayed.as_deref().cloned();
+        let relayed = judged.0.subject.relayed.as_deref().cloned();
         parked.remove(&id);
         Ok(relayed)
     }
@@ -213,7 +213,7 @@ impl Grants {
         self.0.changed.send_replace(());
     }
 
-    /// Returns a receiver that is notified by [`Self::rights_changed`], for sessions that have no grant.
+    /// Returns a receiver that is notified by [`Self::rights_changed`], for what is not judged here.
     pub fn changes(&self) -> watch::Receiver<()> {
         let mut changes = self.0.changed.subscribe();
         // The rights may have changed before the caller was started.
@@ -272,7 +272,7 @@ impl Grants {
         }
     }
 
-    /// Returns the grants in the order in which they were given. The lock is held only while a batch is copied.
+    /// Returns the sessions in the order in which they were added. The lock is held only while a batch is copied.
     fn batches(&self) -> impl Iterator<Item = Vec<Weak<Inner>>> {
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -294,7 +294,7 @@ impl Grants {
     }
 }
 
-impl Grant {
+impl JudgedSession {
     /// Returns why the session may no longer run, if that is so.
     pub fn revocation(&self) -> Option<&str> {
         self.0.revoked.get().map(String::as_str)
@@ -320,7 +320,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant")
+        f.debug_struct("JudgedSession")
             .field("number", &self.number)
             .field("revoked", &self.revoked)
             .finish_non_exhaustive()
@@ -332,7 +332,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Number of grants that are copied while the lock is held, and then judged before other tasks may run. Judging one
+/// Number of sessions that are copied while the lock is held, and then judged before other tasks may run. Judging one
 /// costs at most about 0.1 ms, to verify a certificate that was not verified yet.
 const BATCH: usize = 64;
 /// Maximum number of parked sessions; the user with most of them loses the oldest.
