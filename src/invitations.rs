@@ -3,29 +3,28 @@
 
 pub mod code;
 pub mod invitee;
+pub mod shared_state;
 pub mod shared_text;
 pub mod store;
 
 use std::net::IpAddr;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tunnel_net::tls::pem;
 
-use arc_swap::ArcSwap;
 use aws_lc_rs::digest::{SHA256, digest};
 use parking_lot::Mutex;
 use tokio::sync::{SetOnce, oneshot, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::display;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::invitations::code::{InvitationCode, Pin};
 use crate::invitations::invitee::Invitee;
-use crate::invitations::shared_text::{EnrolmentStore, SharedStateError, VersionedText};
+use crate::invitations::shared_state::{SharedState, now};
+use crate::invitations::shared_text::TextStore;
 use crate::invitations::store::{Enrolments, InvitationError, ListedEnrolment, SecretHash};
-use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
@@ -40,16 +39,7 @@ use tunnel_proto::names::{Host, NodeName, UserDevice};
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
 pub struct SharedEnrolments {
-    cell: tokio::sync::Mutex<Box<dyn EnrolmentStore>>,
-    known: ArcSwap<Enrolments>,
-    changed: watch::Sender<()>,
-    looked: Mutex<Option<LastStoreRead>>,
-    /// Why the last write failed.
-    write_error: Mutex<Option<String>>,
-    /// Whether a caller had a token that was not known. Until then, a store that was never written is no problem.
-    was_needed: AtomicBool,
-    /// Held by the caller that reads the store on behalf of all that wait for a read.
-    reader: tokio::sync::Mutex<()>,
+    state: SharedState<Enrolments>,
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
     authority: ReloadedValue<AdvertisedCa>,
@@ -60,7 +50,7 @@ pub struct SharedEnrolments {
 /// The enrolment state of a server, once it is opened: at the start, or by a reload.
 pub type OpenedEnrolments = Arc<SetOnce<Arc<SharedEnrolments>>>;
 
-/// Waits for the next change of the state: that it is opened, or of [`SharedEnrolments::known`]. `changes` is `None`
+/// Waits for the next change of the state: that it is opened, or of [`SharedState::known`]. `changes` is `None`
 /// before the first call. Cancel safe.
 pub(crate) async fn next_change(opened: &OpenedEnrolments, changes: &mut Option<watch::Receiver<()>>) {
     match changes {
@@ -76,13 +66,6 @@ pub struct JoinedDevice {
     pub(crate) device: UserDevice,
     token: SecretHash,
     enrolments: Arc<SharedEnrolments>,
-}
-
-/// The last read of the store.
-#[derive(Debug, Clone)]
-struct LastStoreRead {
-    began: Instant,
-    result: Result<(), String>,
 }
 
 /// A join that waits for the next write of the store.
@@ -124,29 +107,18 @@ pub enum JoinRefusal {
 }
 
 impl SharedEnrolments {
-    /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand.
+    /// Creates an empty state. It is filled by [`SharedState::follow`] and by reads on demand.
     pub fn new(
-        cell: Box<dyn EnrolmentStore>,
+        store: Box<dyn TextStore>,
         authority: ReloadedValue<AdvertisedCa>,
         refusals: RefusalLog,
     ) -> Arc<Self> {
         Arc::new(Self {
-            cell: tokio::sync::Mutex::new(cell),
-            known: ArcSwap::default(),
-            changed: watch::Sender::new(()),
-            looked: Mutex::default(),
-            write_error: Mutex::default(),
-            was_needed: AtomicBool::default(),
-            reader: tokio::sync::Mutex::default(),
+            state: SharedState::new(store, watch::Sender::new(())),
             joining: Mutex::default(),
             authority,
             refusals,
         })
-    }
-
-    /// Returns the state as last read.
-    pub fn known(&self) -> Arc<Enrolments> {
-        self.known.load_full()
     }
 
     /// Returns the ID of the join key that has that secret, if one is known.
@@ -159,61 +131,9 @@ impl SharedEnrolments {
         JoinedDevice { device, token: SecretHash::of(token), enrolments: self.clone() }
     }
 
-    /// Returns a receiver that is notified when [`Self::known`] changes.
-    pub fn changes(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
-    }
-
     /// Returns the CA certificates (PEM) used to verify the servers of the cloud.
     pub fn certificates(&self) -> String {
         self.authority.load().certificates.clone()
-    }
-
-    /// Reads the store every few seconds until draining starts. Calls `report` with the result of each read, or
-    /// of a write that failed and is tried again.
-    pub async fn follow(self: Arc<Self>, report: impl Fn(Result<(), String>), drain: Drain) {
-        let mut failing = false;
-        loop {
-            let looked = match self.read_store().await {
-                Ok(()) => self.retry_write().await,
-                failed => failed,
-            };
-            if let Err(why) = &looked
-                && !failing
-            {
-                warn!(error = %why, "cannot use the store of invitations, retrying");
-            }
-            failing = looked.is_err();
-            report(looked);
-            let pause = sleep(REFRESH_INTERVAL.mul_f64(0.5 + rand::random::<f64>()));
-            if drain.run_until(pause).await.is_none() {
-                return;
-            }
-        }
-    }
-
-    /// Waits for a read of the store that began after this call: a machine may have just joined at another server.
-    /// Callers may be strangers, so they share one read a second. Cancel safe.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the read failed.
-    pub async fn refresh(&self) -> Result<(), String> {
-        let called = Instant::now();
-        self.was_needed.store(true, Relaxed);
-        let refreshed = async {
-            let _reader = self.reader.lock().await;
-            let last = self.looked.lock().clone();
-            match last {
-                Some(last) if last.began > called => return last.result,
-                Some(last) => sleep_until(last.began + MIN_REFRESH_PAUSE).await,
-                None => {}
-            }
-            // `follow` reports failures.
-            self.read_store().await
-        };
-        let refreshed = timeout(REFRESH_TIMEOUT, refreshed).await;
-        refreshed.unwrap_or_else(|_| Err(format!("the store did not answer within {REFRESH_TIMEOUT:?}")))
     }
 
     /// Creates an invitation of a node or user that is valid for `lasting`, or a join key for `uses` nodes. `who` is
@@ -361,7 +281,7 @@ impl SharedEnrolments {
         self.joining.lock().push(PendingJoin { secret, joiner, token, outcome: Ok(false), answer });
         {
             // While one call writes, others queue here. The next one to get the lock serves all of them.
-            let mut cell = self.cell.lock().await;
+            let mut cell = self.lock().await;
             let mut joining = std::mem::take(&mut *self.joining.lock());
             // Another call may have served this one while it waited.
             if !joining.is_empty() {
@@ -378,117 +298,13 @@ impl SharedEnrolments {
         }
         answered.await.unwrap_or_else(|_| Err(JoinRefusal::Later("the write was interrupted".to_owned())))
     }
+}
 
-    /// Writes the store, and notes for [`Self::follow`] whether that works.
-    async fn write_store(
-        &self,
-        cell: &mut Box<dyn EnrolmentStore>,
-        seen: &VersionedText,
-        text: Vec<u8>,
-    ) -> Result<bool, String> {
-        let written = cell.write(seen, text).await.map_err(|why| no_access(&why));
-        match &written {
-            // Another server was faster, so nothing is known about a write of this one.
-            Ok(false) => {}
-            done => *self.write_error.lock() = done.clone().err(),
-        }
-        written
-    }
+impl Deref for SharedEnrolments {
+    type Target = SharedState<Enrolments>;
 
-    /// If the last write failed, writes the store's text again as it is, because the next change may be days away.
-    async fn retry_write(&self) -> Result<(), String> {
-        if self.write_error.lock().is_some() {
-            let mut cell = self.cell.lock().await;
-            let seen = cell.read().await.map_err(|why| no_access(&why))?;
-            // A store that was never written stays so.
-            if !seen.text.is_empty() {
-                self.write_store(&mut cell, &seen, seen.text.clone()).await?;
-            }
-        }
-        self.write_error.lock().clone().map_or(Ok(()), Err)
-    }
-
-    async fn read_store(&self) -> Result<(), String> {
-        let mut cell = self.cell.lock().await;
-        let began = Instant::now();
-        let seen = cell.read().await;
-        let read = seen.map_err(|why| no_access(&why)).and_then(|seen| {
-            // A disk that is not mounted looks the same as a store that was never written.
-            let is_empty = seen.is_missing && **self.known.load() == Enrolments::default();
-            if is_empty && self.was_needed.load(Relaxed) {
-                Err(NEVER_WRITTEN.to_owned())
-            } else {
-                self.parse(&seen.text)
-            }
-        });
-        *self.looked.lock() = Some(LastStoreRead { began, result: read.clone().map(drop) });
-        if read.is_err() {
-            // A previous token expires nevertheless.
-            let mut known = Enrolments::clone(&self.known());
-            known.expire_previous(now());
-            self.set_known(known);
-        }
-        self.set_known(read?);
-        Ok(())
-    }
-
-    /// Changes the shared state: reads it, applies the change, and writes it unless another server changed it
-    /// meanwhile. Retries after such a conflict.
-    async fn change<T>(&self, apply: impl FnMut(&mut Enrolments) -> Result<T, String>) -> Result<T, String> {
-        self.change_in(&mut *self.cell.lock().await, apply).await
-    }
-
-    async fn change_in<T>(
-        &self,
-        cell: &mut Box<dyn EnrolmentStore>,
-        mut apply: impl FnMut(&mut Enrolments) -> Result<T, String>,
-    ) -> Result<T, String> {
-        // What the last write would have done. It may have been carried out although its response was lost.
-        let mut tried = None;
-        let mut failed = false;
-        for _ in 0..MAX_ATTEMPTS {
-            let seen = cell.read().await.map_err(|why| no_access(&why))?;
-            let old = self.parse(&seen.text)?;
-            let mut new = old.clone();
-            let done = apply(&mut new)?;
-            if new == old {
-                self.set_known(new);
-                return Ok(tried.unwrap_or(done));
-            }
-            match self.write_store(cell, &seen, new.to_text()).await {
-                Ok(true) => {
-                    self.set_known(new);
-                    return Ok(done);
-                }
-                Ok(false) => {}
-                // One more try: the first error may be a response that was lost with its connection.
-                Err(why) if failed => return Err(why),
-                Err(_) => failed = true,
-            }
-            tried = Some(done);
-            // A random pause, so that servers in conflict do not collide again.
-            sleep(MAX_RETRY_PAUSE.mul_f64(rand::random())).await;
-        }
-        Err(format!(
-            "invitations not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again"
-        ))
-    }
-
-    /// Parses the store's text. An empty store, for example on a disk that is not mounted, revokes no token.
-    fn parse(&self, text: &[u8]) -> Result<Enrolments, String> {
-        if text.trim_ascii().is_empty() && **self.known.load() != Enrolments::default() {
-            return Err(foreign("the store is empty, keeping the last known state"));
-        }
-        let mut enrolled = Enrolments::parse(text).map_err(|why| foreign(&why))?;
-        enrolled.expire_previous(now());
-        Ok(enrolled)
-    }
-
-    fn set_known(&self, enrolled: Enrolments) {
-        if **self.known.load() != enrolled {
-            self.known.store(Arc::new(enrolled));
-            self.changed.send_replace(());
-        }
+    fn deref(&self) -> &SharedState<Enrolments> {
+        &self.state
     }
 }
 
@@ -517,20 +333,6 @@ impl PendingJoin {
     }
 }
 
-/// Returns the error of a store that is not available now.
-fn no_access(cause: &SharedStateError) -> String {
-    format!("cannot access the store of invitations: {cause}")
-}
-
-/// Returns the error of a store that contains something else.
-fn foreign(why: &str) -> String {
-    format!("cannot read invitations: {why}; name another store, or fix this one")
-}
-
-/// The error of a file that does not exist, and was never read.
-const NEVER_WRITTEN: &str = "the file of invitations does not exist; `tunnel invite` creates it; if machines have joined, \
-                             check that its disk is mounted";
-
 /// Returns the audit line about a revocation; `None` if nothing was revoked.
 fn revocation_message(done: &Result<bool, String>, revoked: &'static str) -> Option<&'static str> {
     match done {
@@ -540,24 +342,6 @@ fn revocation_message(done: &Result<bool, String>, revoked: &'static str) -> Opt
         Err(_) => Some("revocation failed, or its result is unknown"),
     }
 }
-
-/// Returns the current time in seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-/// Average interval between reads of the store.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Minimum interval between reads on behalf of unauthenticated callers.
-const MIN_REFRESH_PAUSE: Duration = Duration::from_secs(1);
-
-/// Timeout of a caller that waits for such a read.
-const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Maximum number of attempts to change the shared state, and the longest delay between them.
-const MAX_ATTEMPTS: usize = 30;
-const MAX_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Maximum length of a token in bytes, short enough for every place that stores it.
 const MAX_TOKEN_BYTES: usize = 128;

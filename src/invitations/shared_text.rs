@@ -10,14 +10,26 @@ use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::publish::shared_file;
 use tunnel_net::resolver::Resolver;
 
-/// The store of the text of the `Enrolments`, shared by all servers: a file, etcd, or a Secret of Kubernetes.
-pub trait EnrolmentStore: fmt::Debug + Send {
+/// The store of a text that is shared by all servers: a file, etcd, or a Secret of Kubernetes.
+pub trait TextStore: fmt::Debug + Send {
     /// Reads the text.
     ///
     /// # Errors
     ///
     /// Fails if the store does not respond or denies access.
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>>;
+
+    /// Reads the text unless it is as it was `seen` last. By default reads it, and compares.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::read`].
+    fn read_since<'a>(
+        &'a mut self,
+        seen: &'a VersionedText,
+    ) -> BoxFuture<'a, Result<Option<VersionedText>, SharedStateError>> {
+        Box::pin(async move { Ok(Some(self.read().await?).filter(|read| read != seen)) })
+    }
 
     /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
     /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
@@ -32,10 +44,10 @@ pub trait EnrolmentStore: fmt::Debug + Send {
     ) -> BoxFuture<'a, Result<bool, SharedStateError>>;
 }
 
-/// Error reading or writing the shared text of invitations and tokens. Only its text is used.
+/// Error reading or writing a shared text. Only its text is used.
 pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The text of the `Enrolments` as read from its store. It is given back when writing, to detect another server's
+/// A shared text as read from its store. It is given back when writing, to detect another server's
 /// change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VersionedText {
@@ -47,18 +59,18 @@ pub struct VersionedText {
     pub is_missing: bool,
 }
 
-/// The enrolment state in a file, on a disk that all servers share.
+/// A text in a file, on a disk that all servers share.
 #[derive(Debug, Clone)]
-pub struct FileEnrolmentStore(PathBuf);
+pub struct FileTextStore(PathBuf);
 
-impl FileEnrolmentStore {
+impl FileTextStore {
     /// Creates the store without reading. A lock file and a temporary file are created next to the file.
     pub fn new(file: PathBuf) -> Self {
         Self(file)
     }
 }
 
-impl EnrolmentStore for FileEnrolmentStore {
+impl TextStore for FileTextStore {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         let file = self.0.clone();
         Box::pin(async move {
@@ -92,22 +104,22 @@ impl EnrolmentStore for FileEnrolmentStore {
 /// Mode of a new file.
 const OWNER_ONLY: u32 = 0o600;
 
-/// The enrolment state in a key of an etcd cluster.
+/// A text in a key of an etcd cluster.
 #[derive(Debug)]
-pub struct EtcdEnrolmentStore {
+pub struct EtcdTextStore {
     /// The members of the cluster.
     members: EtcdClient,
     key: Vec<u8>,
 }
 
-impl EtcdEnrolmentStore {
+impl EtcdTextStore {
     /// Creates the store without connecting.
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
         Self { members: EtcdClient::of(access, resolver), key: key.as_bytes().to_vec() }
     }
 }
 
-impl EnrolmentStore for EtcdEnrolmentStore {
+impl TextStore for EtcdTextStore {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async move {
             let key = &self.key;
@@ -148,7 +160,7 @@ mod tests {
     async fn only_one_of_several_concurrent_writers_of_a_revision_succeeds() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("shared");
-        let mut cells: Vec<_> = (0..8).map(|_| FileEnrolmentStore::new(path.clone())).collect();
+        let mut cells: Vec<_> = (0..8).map(|_| FileTextStore::new(path.clone())).collect();
         let seen = cells[0].read().await.unwrap();
         assert_eq!(seen, VersionedText { is_missing: true, ..VersionedText::default() });
         let writes = cells.iter_mut().enumerate().map(|(n, cell)| {
@@ -165,11 +177,11 @@ mod tests {
     #[tokio::test]
     async fn the_stores_directory_is_created_unless_its_parent_is_missing() {
         let place = tempfile::tempdir().unwrap();
-        let mut cell = FileEnrolmentStore::new(place.path().join("new/shared"));
+        let mut cell = FileTextStore::new(place.path().join("new/shared"));
         assert!(cell.write(&VersionedText::default(), b"a".to_vec()).await.unwrap());
         let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
-        let mut cell = FileEnrolmentStore::new(place.path().join("no/such/shared"));
+        let mut cell = FileTextStore::new(place.path().join("no/such/shared"));
         let message = cell.write(&VersionedText::default(), b"a".to_vec()).await.unwrap_err().to_string();
         assert!(message.contains("check that its directory exists"), "{message}");
     }

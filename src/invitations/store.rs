@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
 use crate::invitations::invitee::Invitee;
+use crate::invitations::shared_state::SharedContent;
 use tunnel_proto::names::{NodeName, UserDevice};
 
 /// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.
@@ -192,25 +193,6 @@ impl StoredInvitation {
 }
 
 impl Enrolments {
-    /// Parses the output of [`Self::to_text`]; an empty text has no nodes.
-    ///
-    /// # Errors
-    ///
-    /// Fails for any other text.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
-        if text.trim_ascii().is_empty() {
-            return Ok(Self::default());
-        }
-        serde_json::from_slice(text)
-            .map_err(|cause| format!("the content was not written by a server: {cause}"))
-    }
-
-    /// Returns the state as JSON.
-    pub fn to_text(&self) -> Vec<u8> {
-        // Only fails for maps with keys that are not strings.
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
     /// Adds an invitation of a node or user, or a join key for `uses` nodes. It replaces an open one for the same node,
     /// while a user or a pattern may have several. Also removes invitations that expired over a day ago, but no key
     /// while a node that came by it remains.
@@ -426,13 +408,6 @@ impl Enrolments {
         ends
     }
 
-    /// Ends the previous tokens that have expired.
-    pub fn expire_previous(&mut self, now: u64) {
-        for one in self.invitations.values_mut() {
-            one.previous.take_if(|previous| previous.until <= now);
-        }
-    }
-
     /// Returns true if `token` is the one with which that device joined.
     pub fn proves_device(&self, device: &UserDevice, token: &SecretHash) -> bool {
         self.tokens.get(&device.to_string()).is_some_and(|known| known.equals(token))
@@ -446,6 +421,20 @@ impl Enrolments {
     /// Returns true if the node has joined.
     pub fn names(&self, node: &NodeName) -> bool {
         self.tokens.contains_key(&lower_case(node))
+    }
+}
+
+impl SharedContent for Enrolments {
+    const NAME: &'static str = "invitations";
+
+    fn expired(&self, now: u64) -> Option<Self> {
+        let has_expired =
+            |one: &StoredInvitation| one.previous.as_ref().is_some_and(|previous| previous.until <= now);
+        self.invitations.values().any(has_expired).then(|| {
+            let mut left = self.clone();
+            left.invitations.values_mut().filter(|one| has_expired(one)).for_each(|one| one.previous = None);
+            left
+        })
     }
 }
 
@@ -521,9 +510,8 @@ mod tests {
         assert_eq!(proves(&enrolled), [false, true, true]);
         assert_eq!(Enrolments::parse(&enrolled.to_text()), Ok(enrolled.clone()));
         let mut expired = enrolled.clone();
-        expired.expire_previous(3 + PREVIOUS_TOKEN_TIME - 1);
-        assert_eq!(proves(&expired), [false, true, true]);
-        expired.expire_previous(3 + PREVIOUS_TOKEN_TIME);
+        assert_eq!(expired.expired(3 + PREVIOUS_TOKEN_TIME - 1), None);
+        expired = expired.expired(3 + PREVIOUS_TOKEN_TIME).unwrap();
         assert_eq!(proves(&expired), [false, false, true]);
         let mut again = enrolled.clone();
         again.invite(of("third"), &edge, None, 1000, 4).unwrap();

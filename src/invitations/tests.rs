@@ -2,7 +2,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use futures_util::future::BoxFuture;
 
-use crate::invitations::shared_text::{FileEnrolmentStore, VersionedText};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use crate::invitations::shared_state::SharedContent as _;
+use crate::invitations::shared_text::{FileTextStore, SharedStateError, TextStore, VersionedText};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_proto::names::NodeName;
 
@@ -18,7 +22,7 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> 
     let server = || {
         let authority = AdvertisedCa::load(ca.clone(), cert.clone()).unwrap();
         SharedEnrolments::new(
-            Box::new(FileEnrolmentStore::new(place.join("enrolled"))),
+            Box::new(FileTextStore::new(place.join("enrolled"))),
             authority,
             RefusalLog::default(),
         )
@@ -45,7 +49,7 @@ impl LossyStore {
     }
 }
 
-impl EnrolmentStore for LossyStore {
+impl TextStore for LossyStore {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         self.1.fetch_add(1, Relaxed);
         let text = self.0.lock().0.clone();
@@ -72,7 +76,7 @@ impl EnrolmentStore for LossyStore {
 #[derive(Debug, Clone, Default)]
 struct SlowStore(Arc<Mutex<Vec<u8>>>);
 
-impl EnrolmentStore for SlowStore {
+impl TextStore for SlowStore {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async {
             sleep(Duration::from_millis(50)).await;

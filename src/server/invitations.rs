@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tracing::info_span;
 
 use crate::config::server::invitations::InvitationStoreKind;
-use crate::invitations::shared_text::{EnrolmentStore, EtcdEnrolmentStore, FileEnrolmentStore};
+use crate::invitations::shared_state::SharedContent as _;
+use crate::invitations::shared_text::{EtcdTextStore, FileTextStore, TextStore};
 use crate::invitations::store::Enrolments;
 use crate::invitations::{AdvertisedCa, JoinRefusal, OpenedEnrolments, SharedEnrolments, next_change};
 use crate::parts::with_kubernetes;
@@ -39,19 +40,21 @@ pub(crate) fn start(
     if shared.enrolment.set(enrolment.clone()).is_ok() {
         let readiness = readiness.clone();
         let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
-        drain.spawn(info_span!("invitations"), enrolment.follow(report, drain.clone()));
+        let draining = drain.clone();
+        let follow = async move { enrolment.follow(report, draining).await };
+        drain.spawn(info_span!("invitations"), follow);
     }
 }
 
 /// Opens the store. Returns `None` if joining by invitation is not enabled.
-fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn EnrolmentStore>> {
+fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn TextStore>> {
     let settings = settings.invitations.clone();
     Some(match settings.store {
         InvitationStoreKind::None => return None,
-        InvitationStoreKind::File => Box::new(FileEnrolmentStore::new(settings.file?)),
+        InvitationStoreKind::File => Box::new(FileTextStore::new(settings.file?)),
         InvitationStoreKind::Etcd => {
             let key = format!("{}/{ETCD_KEY}", settings.etcd.prefix);
-            Box::new(EtcdEnrolmentStore::new(etcd_access(settings.etcd), &key, resolver.clone()))
+            Box::new(EtcdTextStore::new(etcd_access(settings.etcd), &key, resolver.clone()))
         }
         InvitationStoreKind::Secret => {
             let cluster = settings.cluster?;

@@ -36,6 +36,22 @@ impl SecretEntry {
         Ok((data.map(|text| text.0.clone()).unwrap_or_default(), version(found.as_ref())))
     }
 
+    /// Returns the version of the Secret alone, which is empty if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::read`].
+    pub async fn version(&mut self) -> Result<String, String> {
+        let asked = async {
+            let api = self.connected().await?;
+            let found = unless_silent(REQUEST_TIMEOUT, api.get_metadata_opt(&self.name)).await;
+            Ok(found.ok_or(ClusterError::Silent)??)
+        };
+        let found = asked.await;
+        let found = self.checked(found)?;
+        Ok(found.and_then(|found| found.metadata.resource_version).unwrap_or_default())
+    }
+
     /// Writes the text if the Secret still has that version. Returns false, without writing, if another server changed
     /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
     ///

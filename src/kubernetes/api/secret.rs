@@ -3,20 +3,33 @@
 use futures_util::future::BoxFuture;
 
 use crate::config::cluster::ClusterSettings;
-use crate::invitations::shared_text::{EnrolmentStore, SharedStateError, VersionedText};
+use crate::invitations::shared_text::{SharedStateError, TextStore, VersionedText};
 use crate::kubernetes::api::cluster::access;
 use tunnel_kube::secret::SecretEntry;
 
 /// Returns the Secret of a name as the store of invitations.
-pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn EnrolmentStore> {
+pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn TextStore> {
     Box::new(SecretEntry::new(access(cluster), name, SECRET_KEY))
 }
 
-impl EnrolmentStore for SecretEntry {
+impl TextStore for SecretEntry {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async {
             let (text, version) = Self::read(self).await?;
             Ok(VersionedText { text, version, is_missing: false })
+        })
+    }
+
+    /// Asks for the version first: the text may be long, and is read every second.
+    fn read_since<'a>(
+        &'a mut self,
+        seen: &'a VersionedText,
+    ) -> BoxFuture<'a, Result<Option<VersionedText>, SharedStateError>> {
+        Box::pin(async move {
+            if !seen.version.is_empty() && self.version().await? == seen.version {
+                return Ok(None);
+            }
+            Ok(Some(TextStore::read(self).await?).filter(|read| read != seen))
         })
     }
 

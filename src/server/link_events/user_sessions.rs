@@ -14,7 +14,7 @@ use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
 use crate::server::user_links::AuthenticatedUser;
-use crate::session_io::grants::UNTIL_CHANGED;
+use crate::session_io::judged::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
