@@ -49,6 +49,9 @@ pub struct JoinArgs {
     /// Folder for config, CA and token; its existing contents are kept.
     #[arg(long, value_name = "DIR", default_value = "/etc/tunnel", conflicts_with = "user")]
     pub install_dir: PathBuf,
+    /// Succeed and read nothing if that folder has the files of a node already, for a pod, which runs this at each start.
+    #[arg(long, conflicts_with = "user")]
+    pub unless_joined: bool,
 }
 
 /// Where `tunnel join` finds the invitation.
@@ -108,6 +111,9 @@ const MAX_INVITATION: u64 = 4096;
 ///
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
 pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
+    if args.unless_joined && ENTRIES.iter().all(|name| args.install_dir.join(name).exists()) {
+        return Ok(format!("{} has the files of a node already\n", args.install_dir.display()));
+    }
     let code = args.invitation.read(stdin)?;
     let output = match (code.invitee(), args.user) {
         (Invitee::User(user), true) => user::join(args, &code, user, env).await,

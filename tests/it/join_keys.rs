@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tunnel::command::CommandError;
-use tunnel::command::join;
+use tunnel::command::join::{self, JoinArgs};
 use tunnel::config::Environment;
 use tunnel::invitations::NewInvitation;
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
@@ -234,6 +234,30 @@ async fn a_machine_is_named_by_its_flag_its_node_or_its_host_and_a_wrong_name_se
         refused.text.contains("--node: edge8 does not match the invitation, which is for edge7"),
         "{refused}"
     );
+}
+
+/// As the pods of a DaemonSet, which join at each start.
+#[tokio::test]
+async fn a_machine_that_has_joined_needs_neither_key_nor_server_to_start_again() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 1);
+    let to = place.path().join("shop-1");
+    let code = key(&servers[0], 1, HOUR).await.code.to_string();
+    let mut join_args = line(servers[0].server.bound.grpc, &code, &to);
+    join_args.node = Some("shop-1".parse().unwrap());
+    join_args.unless_joined = true;
+    let run = async |args: &JoinArgs| join::run(args, &Environment::default(), std::io::empty()).await;
+    assert!(run(&join_args).await.unwrap().starts_with("shop-1 has joined"));
+    let token = std::fs::read_to_string(to.join("token/token")).unwrap();
+
+    drop(servers);
+    join_args.invitation = "/in/a/secret/that/was/deleted".parse().unwrap();
+    let output = run(&join_args).await.unwrap();
+    assert!(output.ends_with("has the files of a node already\n"), "{output}");
+    assert_eq!(std::fs::read_to_string(to.join("token/token")).unwrap(), token);
+    std::fs::remove_dir_all(to.join("token")).unwrap();
+    let refused = run(&join_args).await.unwrap_err();
+    assert!(refused.text.contains("/in/a/secret/that/was/deleted"), "{refused}");
 }
 
 #[tokio::test]
