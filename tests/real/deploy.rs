@@ -3,6 +3,7 @@
 mod chart;
 mod closed;
 mod dns;
+mod installed;
 mod migrating;
 mod overlay;
 mod pod_tokens;

@@ -132,7 +132,7 @@ fn scraped_as_by_the_operator(helm: &Path, place: &TestDir, port: u16) -> Vec<Va
         "--show-only",
         "templates/monitoring.yaml",
         "--set",
-        "cloud.serviceMonitor.enabled=true",
+        "cloud.serviceMonitor.enabled=true,image.repository=tunnel,edge.server=tunnel.example.org:9000",
     ]);
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/helm/tunnel"));
     command.envs(["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, place.path())));

@@ -14,13 +14,13 @@ use crate::process::{TIMEOUT, run, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 
 /// The chart's release in a test.
-const RELEASE: Release = Release { name: "tunnel", namespace: NAMESPACE };
+pub(super) const RELEASE: Release = Release { name: "tunnel", namespace: NAMESPACE };
 
 /// A release, of which there may be several.
 #[derive(Clone, Copy)]
-struct Release {
-    name: &'static str,
-    namespace: &'static str,
+pub(super) struct Release {
+    pub(super) name: &'static str,
+    pub(super) namespace: &'static str,
 }
 
 /// Runs helm on the chart, with or without a cluster.
@@ -29,7 +29,7 @@ fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, 
 }
 
 /// Like [`helm`], but for any release.
-fn helm_of(
+pub(super) fn helm_of(
     release: Release,
     program: &Path,
     cluster: Option<&Cluster>,
@@ -38,10 +38,11 @@ fn helm_of(
     more: &[&str],
 ) -> String {
     let mut command = Command::new(program);
-    command.args([task, release.name]).args(["-n", release.namespace]).args(more);
+    command.args([task, release.name]).args(["-n", release.namespace]);
     if task != "uninstall" {
-        command.arg(deploy("helm/tunnel"));
+        command.arg(deploy("helm/tunnel")).arg("-f").arg(place.config("required", REQUIRED));
     }
+    command.args(more);
     // Keep helm's files out of the user's home directory.
     command.envs(["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, place.path())));
     if let Some(cluster) = cluster {
@@ -51,6 +52,10 @@ fn helm_of(
     assert!(output.status.success(), "{task}: {output:?}");
     output.stdout
 }
+
+/// The values without which the chart is not installed, with those of the base.
+const REQUIRED: &str =
+    r#"{"image": {"repository": "tunnel"}, "edge": {"server": "tunnel.example.org:9000"}}"#;
 
 /// Returns the objects of these manifests, by kind and name.
 pub(crate) fn objects_of(cluster: &Cluster, from: &str, manifests: &Path) -> BTreeMap<String, Value> {
@@ -97,6 +102,8 @@ fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) 
     for (mode, name) in [("cloud", "site-cloud-conf"), ("edge", "site-edge-conf")] {
         let text = chart[&format!("ConfigMap {name}")]["data"]["mode.toml"].as_str().unwrap();
         let dir = place.path().join(mode);
+        // Both are the same certificate here.
+        let text = text.replace("/etc/tunnel/tls/clients/tls.", "/etc/tunnel/certs/cloud.");
         let text = text.replace("/etc/tunnel", dir.to_str().unwrap());
         let text = text.replace("/var/run/secrets/tunnel", &format!("{}/token", dir.display()));
         mounted(&dir, place, &text);
@@ -160,11 +167,15 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
         "publisher": "etcd", "dns": "etcd.endpoints = [\"http://10.0.0.5:2379\"]\nzone = \"nodes.example.org\"",
         "cloud": {"hostNetwork": true, "sshPort": 2222, "certSecret": "a",
             "nodeSelector": {"zone": "a"}, "tolerations": [{"operator": "Exists"}], "podAnnotations": {"a": "b"},
+            "podLabels": {"team": "edge", "app.kubernetes.io/name": "other"}, "priorityClassName": "system-cluster-critical",
+            "serviceAccountAnnotations": {"role": "arn"}, "extraVolumes": [{"name": "ca", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}], "tls": {"clients": "public"},
             "affinity": {"podAntiAffinity": {}}, "extraEnv": [{"name": "A", "value": "b"}], "tokenSecret": "b", "usersSecret": "d",
             "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[server.session]\nresume_timeout = \"50s\"\n"},
         "edge": {"hostNetwork": false, "adminPort": 9011, "certSecret": "c", "kubeconfig": "/of/an/earlier/chart", "targets": ["10.244.0.0/16:*"],
             "moreConfig": "[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n"},
         "coredns": {"enabled": false}, "approver": {"enabled": true},
+        "ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv4"],
     });
     let file = place.path().join("values.json");
     std::fs::write(&file, values.to_string()).unwrap();
@@ -188,6 +199,30 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert_eq!(pod(cloud)["affinity"], json!({"podAntiAffinity": {}}));
     assert_eq!(cloud["spec"]["template"]["metadata"]["annotations"]["a"], "b");
     assert!(container(cloud)["env"].as_array().unwrap().contains(&json!({"name": "A", "value": "b"})));
+    let labels = &cloud["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(
+        (&labels["team"], &labels["app.kubernetes.io/name"]),
+        (&json!("edge"), &json!("tunnel")),
+        "the selector's labels stay"
+    );
+    assert_eq!(pod(cloud)["priorityClassName"], "system-cluster-critical");
+    assert_eq!(pod(edge)["priorityClassName"], "system-node-critical");
+    assert_eq!(chart["ServiceAccount site-cloud"]["metadata"]["annotations"]["role"], "arn");
+    for (list, expected) in [
+        (&pod(cloud)["volumes"], "ca"),
+        (&container(cloud)["volumeMounts"], "ca"),
+        (&pod(cloud)["volumes"], "tls-clients"),
+    ] {
+        assert!(list.as_array().unwrap().iter().any(|one| one["name"] == expected), "{list}");
+    }
+    for name in ["site-cloud", "site-cloud-edges", "site-cloud-pods"] {
+        let spec = &chart[&format!("Service {name}")]["spec"];
+        assert_eq!(
+            (&spec["ipFamilyPolicy"], &spec["ipFamilies"][0]),
+            (&json!("PreferDualStack"), &json!("IPv4")),
+            "{name}"
+        );
+    }
     assert_eq!(pod(cloud)["hostNetwork"], true);
     assert_eq!(pod(cloud)["volumes"][1]["secret"]["secretName"], "a");
     assert_eq!(pod(cloud)["volumes"][2]["secret"]["secretName"], "b");
@@ -197,6 +232,7 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert!(service.as_array().unwrap().iter().any(|port| port["name"] == "ssh"), "{service}");
     let config = chart["ConfigMap site-cloud-conf"]["data"]["mode.toml"].to_string();
     assert!(config.contains(r#"plain_listen = \"[::]:2222\""#), "{config}");
+    assert!(config.contains("/etc/tunnel/tls/clients/tls.key"), "{config}");
     assert_eq!(pod(edge)["hostNetwork"], Value::Null);
     assert_eq!(container(edge)["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": 6000}));
     assert_eq!(pod(edge)["serviceAccountName"], "site-edge");
@@ -215,22 +251,73 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert_eq!(sums(&lists), [cloud.clone(), edge.clone()]);
     let [new_cloud, new_edge] = sums(&["--set", "publisher=none", "--set", "edge.dns=other.example.org"]);
     assert!(new_cloud != cloud && new_edge != edge);
+}
 
-    let other = r#"edge.nodeSelector={"superedge.io/node-edge": null, "zone": "a"}"#;
-    for (option, value, error) in [
-        ("--set", "cloud.hostNetwork=true,cloud.sshPort=22", "set cloud.sshPort"),
-        ("--set", "cloud.replica=3", "additional properties 'replica' not allowed"),
-        (
-            "--namespace",
-            "a-namespace-of-which-the-name-is-as-long-as-it-may-be-here",
-            "approver.namespace: set it to",
-        ),
-        ("--set-json", other, "edge.nodeSelector: add superedge.io/node-edge: enable"),
-    ] {
-        let chart = deploy("helm/tunnel").display().to_string();
-        let args = ["template", "tunnel", &chart, "--set", "approver.enabled=true", option, value];
+/// Each message names the value to set, and what to set it to.
+#[test]
+fn the_chart_refuses_what_would_not_work() {
+    let Some(program) = cached_program("helm-4.3.1/helm") else { return };
+    let place = TestDir::new();
+    let chart = deploy("helm/tunnel").display().to_string();
+    let try_with = |release: &str, namespace: &str, values: &Value| {
+        let file = place.config("values", &values.to_string());
+        let args = ["template", release, &chart, "-n", namespace, "-f", file.to_str().unwrap()];
         let output = run(program.to_str().unwrap(), &args, None, TIMEOUT);
-        assert!(!output.status.success() && output.stderr.contains(error), "{output:?}");
+        (output.status.success(), output.stderr)
+    };
+    let long = "a-namespace-of-which-the-name-is-as-long-as-it-may-be-here";
+    for (release, namespace, expected) in [
+        ("tunnel", NAMESPACE, ""),
+        ("tunnel", long, "approver.namespace: set it to"),
+        ("1st", NAMESPACE, "fullnameOverride: set it, such as to st-tunnel"),
+        ("a.b", NAMESPACE, "fullnameOverride: set it, such as to a-b-tunnel"),
+        (
+            "tunnel-with-a-name-of-more-than-forty-letters",
+            NAMESPACE,
+            "such as to tunnel-with-a-name-of-more-than-forty-le,",
+        ),
+        ("tunnel", "1e3", "1e3: choose another name"),
+    ] {
+        let mut values: Value = serde_json::from_str(REQUIRED).unwrap();
+        values["approver"]["enabled"] = true.into();
+        let (is_well, text) = try_with(release, namespace, &values);
+        assert!(is_well == expected.is_empty() && text.contains(expected), "{release} {namespace}: {text}");
+    }
+    for (at, value, expected) in [
+        ("/image/repository", json!(""), "image.repository: set it to"),
+        ("/edge/server", json!(""), "edge.server: set it to"),
+        ("/edge/server", json!("tunnel.example.org"), "does not match pattern"),
+        ("/cloud", json!({"enabled": false}), "edge.join.secret: set it to"),
+        ("/cloud", json!({"replica": 3}), "additional properties 'replica' not allowed"),
+        ("/cloud", json!({"hostNetwork": true, "sshPort": 22}), "set cloud.sshPort"),
+        ("/cloud", json!({"tls": {"links": "own"}, "certSecret": "a"}), "edge.certSecret: set it to"),
+        ("/edge/join", json!({"secret": "key"}), "edge.join.secret: set cloud.enabled=false"),
+        (
+            "/edge/nodeSelector",
+            json!({"superedge.io/node-edge": null, "zone": "a"}),
+            "add superedge.io/node-edge: enable",
+        ),
+        ("/image/tag", json!(1.1), "image.tag: quote it, as it must be a text and YAML reads a number"),
+        (
+            "/edge/podLabels",
+            json!({"on": true}),
+            "edge.podLabels.on: quote it, as it must be a text and YAML reads a boolean",
+        ),
+        ("/coredns", json!({"podAnnotations": {"a": 1}}), "coredns.podAnnotations.a: quote it"),
+        ("/edge/extraEnv", json!([{"name": "A", "value": 1}]), "edge.extraEnv: value of A.value: quote it"),
+        (
+            "/cloud",
+            json!({"clients": {"rules": [{"nodes": [7]}]}}),
+            "cloud.clients.rules[0].nodes.0: quote it",
+        ),
+        ("/prometheusRule", json!({"labels": {"release": 2}}), "prometheusRule.labels.release: quote it"),
+    ] {
+        let mut values: Value = serde_json::from_str(REQUIRED).unwrap();
+        values["edge"]["certSecret"] = "own".into();
+        let (parent, key) = at.rsplit_once('/').unwrap();
+        values.pointer_mut(parent).unwrap()[key] = value;
+        let (is_well, text) = try_with("tunnel", NAMESPACE, &values);
+        assert!(!is_well && text.contains(expected), "{at}: {text}");
     }
 }
 
@@ -250,7 +337,7 @@ fn the_chart_names_the_node_label_that_servers_need() {
 }
 
 /// Writes the files of a Secret into a folder.
-fn write_secret(cluster: &Cluster, release: Release, secret: &str, keys: &[&str], to: &Path) {
+pub(super) fn write_secret(cluster: &Cluster, release: Release, secret: &str, keys: &[&str], to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for key in keys {
         let template = format!("go-template={{{{index .data {key:?} | base64decode}}}}");
@@ -430,7 +517,9 @@ fn the_chart_passes_a_strict_lint_and_has_the_objects_of_prometheus_operator() {
     let Some(program) = cached_program("helm-4.3.1/helm") else { return };
     let place = TestDir::new();
     let chart = deploy("helm/tunnel").display().to_string();
-    let output = run(program.to_str().unwrap(), &["lint", "--strict", &chart], None, TIMEOUT);
+    let required = place.config("required", REQUIRED);
+    let lint = ["lint", "--strict", &chart, "-f", required.to_str().unwrap()];
+    let output = run(program.to_str().unwrap(), &lint, None, TIMEOUT);
     assert!(output.status.success(), "{output:?}");
     let kinds = ["ServiceMonitor", "PodMonitor", "PrometheusRule"].map(|kind| format!("kind: {kind}\n"));
     let text = helm(&program, None, &place, "template", &[]);

@@ -122,3 +122,26 @@ fn servers_are_scaled_only_with_the_component_for_it() {
         .find(|one| one.contains("kind: Deployment") && one.contains("\n  name: tunnel-cloud\n"));
     assert!(!servers.unwrap().contains("replicas:"), "{text}");
 }
+
+#[test]
+fn the_components_for_invitations_and_cert_manager_are_accepted_and_give_what_they_are_for() {
+    let Some(cluster) = Cluster::with_base() else { return };
+    let with = |component: &str| {
+        let place = tempfile::tempdir().unwrap();
+        let site = overlay(place.path(), component);
+        let (is_well, text) = cluster.try_kubectl(&["apply", "-k", site.to_str().unwrap()]);
+        assert!(is_well, "{text}");
+    };
+    with("invitations");
+    let account = "edge-system:tunnel-cloud";
+    let rights = [("update", "secrets/tunnel-invitations"), ("create", "secrets")];
+    can(&cluster, "edge-system", account, &rights, true);
+    can(&cluster, "edge-system", account, &[("get", "secrets/other"), ("list", "secrets")], false);
+    with("cert-manager");
+    let pod = cluster.object("deployment", "tunnel-cloud")["spec"]["template"]["spec"].clone();
+    let certs = pod["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == "certs").unwrap();
+    let items = certs["secret"]["items"].as_array().unwrap();
+    let paths: Vec<_> = items.iter().map(|item| &item["path"]).collect();
+    assert_eq!(paths, ["cloud.crt", "cloud.key", "egress.crt", "egress.key", "ca.crt"]);
+    assert_eq!(certs["secret"]["secretName"], "tunnel-cloud-tls");
+}
