@@ -1,4 +1,5 @@
-//! Plain peers of SuperEdge v0.9, as edges and as a server: programs that report neither a failed dial nor an end.
+//! Plain peers of SuperEdge v0.4 to v0.9, as edges and as a server: programs that report neither a failed dial nor an
+//! end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -149,10 +150,7 @@ fn a_log_is_read_over_the_egress_port_through_an_edge_of_v0_9() {
     let (true, Some(program)) = (are_installed(&["curl"]), plain_peer()) else { return };
     let place = TestDir::new();
     let egress = free_port();
-    let (cert, key, ca) = (&place.files.cert, &place.files.key, &place.files.ca);
-    let more = format!("[server.egress]\nlisten = \"127.0.0.1:{egress}\"\ncert = {cert:?}\nkey = {key:?}\n");
-    let more = format!("{more}client_ca = {ca:?}\nnames = [\"*\"]\n");
-    let mut cloud = ServerProcess::start_with(&place, &more, &[]);
+    let mut cloud = ServerProcess::start_with(&place, &egress_table(&place, egress), &[]);
     let _edge = older_edge(program, &place, "node1", cloud.grpc);
     cloud.wait_for_node("node1");
     let kubelet = serve(|mut conn| {
@@ -165,19 +163,80 @@ fn a_log_is_read_over_the_egress_port_through_an_edge_of_v0_9() {
         // Kept open, as a kubelet does.
         let _ = conn.read(&mut [0; 1]);
     });
-    let url = format!("http://node1:{kubelet}/containerLogs/default/pod/container");
-    let mut args: Vec<String> = ["-sS", "-m", "30", "-p", "--proxy-cacert"].map(String::from).into();
-    args.push(ca.display().to_string());
-    for (flag, file) in [("--proxy-cert", cert), ("--proxy-key", key)] {
+    let output = curl_through_egress(
+        &place,
+        egress,
+        &format!("http://node1:{kubelet}/containerLogs/default/pod/container"),
+    );
+    assert!(output.starts_with("line 00000\n") && output.ends_with("line 00999\n"), "{output}");
+    assert_eq!(output.lines().count(), 1000);
+}
+
+/// Returns the table of an egress port that accepts the server's own certificate.
+fn egress_table(place: &TestDir, port: u16) -> String {
+    let files = &place.files;
+    format!(
+        "[server.egress]\nlisten = \"127.0.0.1:{port}\"\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\nnames = [\"*\"]\n",
+        files.cert, files.key, files.ca
+    )
+}
+
+fn curl_through_egress(place: &TestDir, port: u16, url: &str) -> String {
+    let files = &place.files;
+    let mut args: Vec<String> = ["-sS", "-m", "30", "-p"].map(String::from).into();
+    let files = [("--proxy-cacert", &files.ca), ("--proxy-cert", &files.cert), ("--proxy-key", &files.key)];
+    for (flag, file) in files {
         args.extend([flag.to_owned(), file.display().to_string()]);
     }
-    args.extend(["-x".into(), format!("https://127.0.0.1:{egress}"), url]);
+    args.extend(["-x".into(), format!("https://127.0.0.1:{port}"), url.into()]);
     let output = run("curl", &args, None, TIMEOUT);
-    assert!(
-        output.stdout.starts_with("line 00000\n") && output.stdout.ends_with("line 00999\n"),
-        "{output:?}"
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
+
+/// These edges know fewer categories of sessions, and do not answer to others.
+#[test]
+fn clients_of_every_port_reach_edges_of_v0_4_and_v0_7() {
+    let (true, Some(program)) = (are_installed(&["curl", "openssl"]), plain_peer()) else { return };
+    let place = TestDir::new();
+    let [tcp, http, https, egress, tls] = [(); 5].map(|()| free_port());
+    let mut openssl = Command::new("openssl");
+    openssl.args(["s_server", "-quiet", "-www", "-accept", &loopback(tls).to_string()]);
+    openssl.arg("-cert").arg(&place.files.cert).arg("-key").arg(&place.files.key);
+    let mut target = Running::start("openssl", place.path(), &mut openssl);
+    crate::wait::wait_until("openssl listens", TIMEOUT, || {
+        target.assert_running();
+        TcpStream::connect(loopback(tls)).is_ok()
+    });
+    let echo = echo();
+    let page = pages();
+    let more = format!(
+        "[server.tcp]\n\"127.0.0.1:{tcp}\" = \"node1/127.0.0.1:{echo}\"\n\
+         [server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"{http}\" = \"127.0.0.1:{page}\" }}\n\
+         [server.https]\nmode = \"passthrough\"\nlisten_ip = \"127.0.0.1\"\n\
+         ports = {{ \"{https}\" = \"127.0.0.1:{tls}\" }}\n{}",
+        egress_table(&place, egress)
     );
-    assert_eq!(output.stdout.lines().count(), 1000);
+    let mut cloud = ServerProcess::start_with(&place, &more, &[]);
+    for kind in ["edge-0.4", "edge-0.7"] {
+        let _edge = plain_edge(program, kind, &place, ("node1", &loopback(cloud.grpc).to_string()), &[]);
+        cloud.wait_for_node("node1");
+        let over_connect = connected(loopback(cloud.connect), "node1", echo);
+        for mut client in [over_connect, TcpStream::connect(loopback(tcp)).unwrap()] {
+            client.set_read_timeout(Some(TIMEOUT)).unwrap();
+            client.write_all(b"there and back\n").unwrap();
+            assert_eq!(line(&mut client), "there and back\n", "{kind}");
+        }
+        for (scheme, port) in [("http", http), ("https", https)] {
+            let at = format!("node1:{port}:127.0.0.1");
+            let url = format!("{scheme}://node1:{port}/");
+            let args =
+                ["-sS", "-m", "30", "-k", "--resolve", &at, "-w", "%{http_code}", "-o", "/dev/null", &url];
+            let output = run("curl", &args, None, TIMEOUT);
+            assert_eq!(output.stdout, "200", "{kind}: {output:?}");
+        }
+        assert_eq!(curl_through_egress(&place, egress, &format!("http://node1:{page}/")), "page ", "{kind}");
+    }
 }
 
 #[test]

@@ -10,12 +10,17 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 )
 
 // edgeG4 is an edge of generation G4. It dials for the first bytes of a client, and reports neither a failed dial nor
-// an end. Its HTTP proxy takes clients to the cloud and to other nodes.
-type edgeG4 struct{ *edge }
+// an end. Its HTTP proxy takes clients to the cloud and to other nodes. An edge of generation G2 or G3 does the same in
+// fewer categories.
+type edgeG4 struct {
+	*edge
+	lacks []string // categories that it does not know
+}
 
 // cloudG4 is a server of generation G4. Its clients read "established" before any target is dialled.
 type cloudG4 struct {
@@ -25,8 +30,8 @@ type cloudG4 struct {
 	proxy  string                         // port of the HTTP proxy, here and at every other server
 }
 
-func newEdgeG4(e *edge) edgeG4 {
-	g4 := edgeG4{e}
+func newEdgeG4(e *edge, lacks ...string) edgeG4 {
+	g4 := edgeG4{e, lacks}
 	e.receive = g4.receive
 	return g4
 }
@@ -39,6 +44,10 @@ func newCloudG4(c *cloud, routes map[string]string, lookup func(string) ([]strin
 
 // receive has no handler for "httpProxy closed", so a session of this category survives it.
 func (e edgeG4) receive(m *message, on *stream) {
+	if slices.Contains(e.lacks, m.category) {
+		log.Printf("no handler for %s", m.category)
+		return
+	}
 	switch m.category + " " + m.kind {
 	case "ssh frontend", "egress frontend", "httpProxy frontend":
 		if !e.sessions.deliver(m) {

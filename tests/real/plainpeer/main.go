@@ -9,6 +9,11 @@
 //	plainpeer edge-0.9  … --proxy ADDR
 //	plainpeer cloud-0.9 … --egress ADDR --proxy ADDR --route NODE=HOST
 //
+// Edges before them have the same messages in fewer categories: v0.4 (G2) knows no egress, and v0.7 (G3) no httpProxy:
+//
+//	plainpeer edge-0.4 …
+//	plainpeer edge-0.7 …
+//
 // How generation G4 differs:
 //
 //   - A CONNECT client of the cloud reads 200 before any target is dialled. Its first bytes go to the edge as
@@ -43,15 +48,16 @@ import (
 func main() {
 	log.SetFlags(log.Lmicroseconds)
 	if len(os.Args) < 2 {
-		log.Fatal("usage: plainpeer edge|cloud|edge-0.9|cloud-0.9 [flags]")
+		log.Fatal("usage: plainpeer edge|cloud|edge-0.4|edge-0.7|edge-0.9|cloud-0.9 [flags]")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	run := map[string]func(context.Context, *flag.FlagSet, []string) error{
-		"edge": runEdgeG5, "cloud": runCloudG5, "edge-0.9": runEdgeG4, "cloud-0.9": runCloudG4,
+		"edge": runEdgeG5, "cloud": runCloudG5, "cloud-0.9": runCloudG4,
+		"edge-0.4": runEdgeWithout("egress", "httpProxy"), "edge-0.7": runEdgeWithout("httpProxy"), "edge-0.9": runEdgeWithout(),
 	}[os.Args[1]]
 	if run == nil {
-		log.Fatalf("%q is none of edge, cloud, edge-0.9, cloud-0.9", os.Args[1])
+		log.Fatalf("%q is none of edge, cloud, edge-0.4, edge-0.7, edge-0.9, cloud-0.9", os.Args[1])
 	}
 	if err := run(ctx, flag.NewFlagSet(os.Args[1], flag.ExitOnError), os.Args[2:]); err != nil {
 		log.Fatal(err)
@@ -64,16 +70,19 @@ func runEdgeG5(ctx context.Context, flags *flag.FlagSet, args []string) error {
 	return e.run(ctx)
 }
 
-func runEdgeG4(ctx context.Context, flags *flag.FlagSet, args []string) error {
-	e := newEdgeG4(edgeFlags(flags))
-	proxy := flags.String("proxy", "127.0.0.1:0", "where clients of the HTTP proxy come in")
-	_ = flags.Parse(args)
-	clients, err := listen(*proxy)
-	if err != nil {
-		return err
+// runEdgeWithout runs an edge of generation G4, or of one before it, which lacks some categories.
+func runEdgeWithout(lacks ...string) func(context.Context, *flag.FlagSet, []string) error {
+	return func(ctx context.Context, flags *flag.FlagSet, args []string) error {
+		e := newEdgeG4(edgeFlags(flags), lacks...)
+		proxy := flags.String("proxy", "127.0.0.1:0", "where clients of the HTTP proxy come in")
+		_ = flags.Parse(args)
+		clients, err := listen(*proxy)
+		if err != nil {
+			return err
+		}
+		go accept(ctx, clients[0], e.client)
+		return e.run(ctx)
 	}
-	go accept(ctx, clients[0], e.client)
-	return e.run(ctx)
 }
 
 func edgeFlags(flags *flag.FlagSet) *edge {

@@ -65,9 +65,8 @@ impl SuperEdgeTranslator {
         let generation = SuperEdgeGeneration::G4;
         let session = PlainSession::new(id.topic(), category, epoch, false, now);
         if self.to_edge {
-            let egress = category == SessionCategory::Egress;
-            // An edge handles `closed` in these two categories only; they are the same otherwise.
-            let wire_category = if egress { SessionCategory::Egress } else { SessionCategory::Ssh };
+            // The only category that all edges since v0.4 have. They handle `closed` in it.
+            let wire_category = SessionCategory::Ssh;
             let addr = self.address(&target);
             // The clients of all other listeners speak first, or need no response.
             let is_answered = matches!(category, SessionCategory::Ssh | SessionCategory::Egress);
