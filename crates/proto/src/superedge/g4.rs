@@ -68,9 +68,9 @@ impl SuperEdgeTranslator {
             // The only category that all edges since v0.4 have. They handle `closed` in it.
             let wire_category = SessionCategory::Ssh;
             let addr = self.address(&target);
-            // The clients of all other listeners speak first, or need no response.
-            let is_answered = matches!(category, SessionCategory::Ssh | SessionCategory::Egress);
-            let stage = G4Stage::Dialling { until: if is_answered { now + OPEN_AFTER } else { now } };
+            // The clients of all other listeners speak first, or need no response. kube-apiserver begins with TLS.
+            let is_connect = category == SessionCategory::Ssh;
+            let stage = G4Stage::Dialling { until: if is_connect { now + OPEN_AFTER } else { now } };
             let data_type = "frontend";
             self.insert(id, PlainSession { generation, wire_category, data_type, addr, stage, ..session });
             // Makes the edge dial at once, so that targets that speak first work.

@@ -174,7 +174,7 @@ async fn a_session_opens_after_half_a_second_and_is_reset_ten_after_unanswered_b
 
 #[tokio::test(start_paused = true)]
 async fn a_session_whose_client_speaks_first_opens_at_once() {
-    for category in [SessionCategory::HttpProxy, SessionCategory::Tcp] {
+    for category in [SessionCategory::HttpProxy, SessionCategory::Tcp, SessionCategory::Egress] {
         let (mut translator, start) = (server(), Instant::now());
         send(&mut translator, category, open("node1:10022"));
         assert_eq!(translator.next_due(), Some(start));
