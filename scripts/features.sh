@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the program without optional parts, with each one alone, and with both. Run it before a release: it takes
-# minutes, because most combinations compile some dependencies again.
+# Compiles the program without optional parts, as the programs that people build, and with each pair of parts that has
+# code in common. Run it before a release: it takes minutes, because some combinations compile dependencies again.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -37,8 +37,8 @@ combination() {
   done < <(sed -n '/^## Optional parts/,/^## B/s/^| `\([a-z]*\)` .* | \(.*\) |$/\1 \2/p' docs/architecture.md | tr -d '`,')
 }
 
-for features in '' kubernetes superedge kubernetes,superedge; do
+for features in '' edge edge,kubernetes,superedge server server,edge,kubernetes server,edge,superedge; do
   step "features: ${features:-none}" combination "$features"
 done
-step 'what a build without parts says' cargo test --quiet --locked --no-default-features --package tunnel \
-  --package tunnel-link --lib -- serve::tests::parts without_superedge
+step 'what a build without parts says' cargo test --quiet --locked --no-default-features \
+  --features server,edge --package tunnel --package tunnel-link --lib -- serve::tests::parts without_superedge

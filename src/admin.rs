@@ -3,25 +3,29 @@
 pub mod certificate_expiry;
 pub mod channelz;
 pub mod config_plan;
+#[cfg(feature = "edge")]
+mod edge;
 pub mod health;
 pub mod invitations;
-pub mod linked;
 pub mod nodes;
 pub mod page;
 pub(crate) mod page_events;
 pub mod readiness;
 pub mod requester;
 pub(crate) mod responses;
-pub mod server_names;
+#[cfg(feature = "server")]
+pub mod server;
 pub mod sessions;
 pub mod status;
 
 use std::convert::{Infallible, identity};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::header::ACCEPT;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Either, Full, Limited};
@@ -35,15 +39,13 @@ use tracing::{Span, debug, info_span};
 
 use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::config_plan::ConfigPlanner;
-use crate::admin::invitations::{invite, list, revoke};
-use crate::admin::nodes::scrape_targets;
 use crate::admin::page::{PageViewers, live_page};
 use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, method_not_allowed, not_found, plain_text, text};
-use crate::admin::status::collect::{ServerStatusSource, WallClock};
-use crate::registry::uplinks::Uplinks;
+use crate::admin::status::StatusResponse;
+use crate::admin::status::collect::WallClock;
 use crate::session_io::judged::JudgedSessions;
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
@@ -54,6 +56,7 @@ use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::metrics::{Door, Metrics};
 use tunnel_base::policy::Networks;
+use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
 use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
@@ -64,13 +67,13 @@ use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::handshake_limits;
 use tunnel_net::unix_accept::UnixAccept;
-use tunnel_proto::names::NodeName;
+use tunnel_proto::names::SessionId;
 
 /// The data that the admin ports serve. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct AdminContext {
     /// Kind of this process.
-    pub side: AdminProcess,
+    pub side: Arc<dyn AdminProcess>,
     /// Table of sessions.
     pub table: Arc<SessionTable>,
     /// Open sessions, which operators end.
@@ -96,13 +99,24 @@ pub struct AdminContext {
 /// The body of a response: a text, or a stream of events.
 type AdminBody = Either<Full<Bytes>, EventStream>;
 
-/// The kind of this process, with the data that it serves.
-#[derive(Debug, Clone)]
-pub enum AdminProcess {
-    /// A server, with `/cloud/healthz`.
-    Cloud(ServerStatusSource),
-    /// An edge with these links to servers, with `/edge/healthz`.
-    Edge(Arc<Uplinks>),
+/// What a kind of process adds to the admin API: a server or an edge.
+pub trait AdminProcess: fmt::Debug + Send + Sync {
+    /// Adds what only this kind of process knows.
+    fn add_status(&self, admin: &AdminContext, status: &mut StatusResponse);
+
+    /// Returns all links.
+    fn links(&self) -> Vec<Arc<Link>>;
+
+    /// Tells other processes that a session has ended which may resume there.
+    fn send_ended(&self, _id: SessionId, _why: &str) {}
+
+    /// Returns the response to a request for a path that not all kinds have.
+    fn answer<'a>(
+        &'a self,
+        admin: &'a AdminContext,
+        request: Request<Incoming>,
+        requester: &'a AdminRequester,
+    ) -> BoxFuture<'a, Response<Full<Bytes>>>;
 }
 
 /// The kind of an admin port of a process, which decides the paths that it serves. Who may request a path depends on the
@@ -345,69 +359,26 @@ impl AdminContext {
         requester: &AdminRequester,
     ) -> Response<Full<Bytes>> {
         let read = READS.contains(request.method());
-        let get = *request.method() == Method::GET;
         let post = *request.method() == Method::POST;
-        match (request.uri().path(), &self.side) {
-            (
-                "/metrics" | NODE_METRICS | NODE_TARGETS | "/livez" | "/readyz" | "/status" | "/nodes"
-                | "/events" | "/",
-                _,
-            ) if !read => method_not_allowed("GET, HEAD", READ_ONLY),
-            ("/", _) => live_page(),
-            ("/status", _) => json(&self.status()),
-            ("/nodes", AdminProcess::Cloud(server)) => json(&self.nodes(server).await),
-            ("/metrics", _) => metrics(&request, |form| self.metrics.encode(form)),
-            (NODE_METRICS, AdminProcess::Cloud(server)) => {
-                metrics(&request, |form| self.node_metrics(server, form))
-            }
-            (NODE_TARGETS, AdminProcess::Cloud(server)) => {
-                let port = request.uri().query().and_then(|query| query.strip_prefix("port=")?.parse().ok());
-                match port {
-                    Some(port) => json(&scrape_targets(&self.nodes(server).await, port)),
-                    None => plain_text(StatusCode::BAD_REQUEST, NO_PORT),
-                }
-            }
-            ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
-            ("/readyz", _) => ready(&self.readiness),
-            ("/cloud/healthz", AdminProcess::Cloud(_)) | ("/edge/healthz", AdminProcess::Edge(_)) if !get => {
-                method_not_allowed("GET", READ_ONLY)
-            }
-            ("/cloud/healthz", AdminProcess::Cloud(server)) => {
-                plain_text(StatusCode::OK, go_list(&server.finder.registry.nodes()))
-            }
-            ("/edge/healthz", AdminProcess::Edge(uplinks)) => {
-                let linked = uplinks.is_linked();
-                let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
-                plain_text(status, "")
-            }
-            // An invitation is the right to join, so only the socket and admins' links offer them, whatever a port's
-            // client proves.
-            ("/invitations" | "/revocations", AdminProcess::Cloud(_))
-                if matches!(requester, AdminRequester::Address(..)) =>
+        match request.uri().path() {
+            "/metrics" | NODE_METRICS | NODE_TARGETS | "/livez" | "/readyz" | "/status" | "/nodes"
+            | "/events" | "/"
+                if !read =>
             {
-                not_found()
+                method_not_allowed("GET, HEAD", READ_ONLY)
             }
-            ("/invitations", AdminProcess::Cloud(server)) if get => {
-                list(server.enrolment.get()).await.unwrap_or_else(identity)
-            }
+            "/" => live_page(),
+            "/status" => json(&self.status()),
+            "/metrics" => metrics(&request, |form| self.metrics.encode(form)),
+            "/livez" => plain_text(StatusCode::OK, "ok\n"),
+            "/readyz" => ready(&self.readiness),
             // The text of a config may have secrets, and its errors may repeat what it names.
-            (CONFIG_PLAN, _) if !matches!(requester, AdminRequester::LocalUser(_)) => not_found(),
-            ("/invitations" | "/revocations", AdminProcess::Cloud(_))
-            | ("/sessions/end" | CONFIG_PLAN, _)
-                if !post =>
-            {
-                method_not_allowed("POST", "only supports POST method\n")
-            }
-            ("/invitations", AdminProcess::Cloud(server)) => {
-                invite(server.enrolment.get(), server.port, request, requester).await.unwrap_or_else(identity)
-            }
-            ("/revocations", AdminProcess::Cloud(server)) => {
-                revoke(server.enrolment.get(), request, requester).await.unwrap_or_else(identity)
-            }
-            (CONFIG_PLAN, _) => self.planner.answer(request).await.unwrap_or_else(identity),
-            ("/sessions/end", _) => self.end_sessions(request, requester).await.unwrap_or_else(identity),
-            ("/debug/flags/v", _) => self.set_level(request, requester).await,
-            _ => not_found(),
+            CONFIG_PLAN if !matches!(requester, AdminRequester::LocalUser(_)) => not_found(),
+            "/sessions/end" | CONFIG_PLAN if !post => method_not_allowed("POST", POST_ONLY),
+            CONFIG_PLAN => self.planner.answer(request).await.unwrap_or_else(identity),
+            "/sessions/end" => self.end_sessions(request, requester).await.unwrap_or_else(identity),
+            "/debug/flags/v" => self.set_level(request, requester).await,
+            _ => self.side.answer(self, request, requester).await,
         }
     }
 
@@ -473,12 +444,6 @@ pub(super) fn metrics<B>(
     text(StatusCode::OK, encode(form), form.content_type())
 }
 
-/// Formats a list of nodes as Go prints a slice, which SuperEdge's watchers parse.
-fn go_list(nodes: &[NodeName]) -> String {
-    let names: Vec<_> = nodes.iter().map(NodeName::as_str).collect();
-    format!("[{}]\n", names.join(" "))
-}
-
 /// Parses an integer like Go's `strconv.ParseInt(text, 10, 32)`, with the same error texts.
 fn go_parse_int(text: &str) -> Result<i32, String> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -501,9 +466,6 @@ const NODE_METRICS: &str = "/metrics/nodes";
 /// The path of the nodes as targets of Prometheus; served like [`NODE_METRICS`].
 const NODE_TARGETS: &str = "/sd/nodes";
 
-/// The response if the port of the targets is missing or wrong.
-const NO_PORT: &str = "expected the port of the nodes' exporters, for example /sd/nodes?port=9100\n";
-
 /// The path of the plan for a changed config, for the owner of the process at its socket.
 pub(crate) const CONFIG_PLAN: &str = "/config/plan";
 
@@ -516,6 +478,7 @@ const LEVEL_AT_SOCKET: &str = "the log level can only be set at the admin socket
 pub(crate) const LEVEL_BODY: &str = "hint: send only the level as the body, for example with curl -X PUT --data 2: \
                                      0 for operators, 2 debug, 4 also libraries, 6 everything\n";
 
+const POST_ONLY: &str = "only supports POST method\n";
 /// SuperEdge's text for any other method.
 const READ_ONLY: &str = "only supports GET method\n";
 

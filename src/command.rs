@@ -2,12 +2,15 @@
 
 pub mod admin_client;
 pub(crate) mod admin_sockets;
+#[cfg(feature = "server")]
 pub mod approve;
+#[cfg(feature = "server")]
 pub mod cert;
 pub mod client;
 pub mod completions;
 pub mod config;
 pub mod connect;
+#[cfg(all(feature = "server", feature = "edge"))]
 pub mod demo;
 pub mod device;
 #[cfg(test)]
@@ -17,9 +20,11 @@ pub mod exit_code;
 pub mod file_edit;
 pub(crate) mod format;
 pub(crate) mod http_request;
+#[cfg(feature = "server")]
 pub mod init;
 pub mod invitations;
 pub mod join;
+mod machine_files;
 pub mod migrate;
 pub mod output_dir;
 pub mod proxy;
@@ -30,6 +35,7 @@ pub mod sessions;
 pub mod ssh;
 pub mod status;
 pub(crate) mod table;
+#[cfg(feature = "server")]
 pub mod token;
 
 use std::ffi::{OsStr, OsString};
@@ -42,13 +48,10 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde::Serialize;
 
-use crate::command::approve::ApproveArgs;
-use crate::command::cert::CertCommand;
 use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
 use crate::command::device::{LeaveArgs, WhoamiArgs};
 use crate::command::doctor::DoctorArgs;
-use crate::command::init::InitArgs;
 use crate::command::invitations::{InvitationsArgs, InviteArgs};
 use crate::command::join::JoinArgs;
 use crate::command::migrate::MigrateCommand;
@@ -57,7 +60,6 @@ use crate::command::serve::DaemonArgs;
 use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
 use crate::command::status::NodesArgs;
-use crate::command::token::TokenCommand;
 use crate::parts;
 
 /// The error of a command for people.
@@ -144,6 +146,7 @@ pub enum Command {
         "tunnel config show /etc/tunnel/server.toml",
     ]))]
     Config(ConfigCommand),
+    #[cfg(all(feature = "server", feature = "edge"))]
     /// Run two servers and an edge on loopback. A download over a user's link survives two killed servers and a cut
     /// line. Then it prints commands to try, until Ctrl-C.
     #[command(after_help = examples([
@@ -159,12 +162,13 @@ pub enum Command {
             value_parser = ["all", "tcp", "http", "https", "egress", "proxy"])]
         listeners: Vec<String>,
     },
+    #[cfg(feature = "server")]
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
     #[command(after_help = examples([
         "tunnel init --name tunnel.example.org    # nodes join by invitation",
         "tunnel init files --name 192.0.2.7 --node node1 --egress-client system:kube-apiserver",
     ]))]
-    Init(InitArgs),
+    Init(init::InitArgs),
     /// Check everything a server, an edge or a user's program on this machine needs, from its config to its links.
     ///
     /// Prints what was found, what was expected, and a hint for each check. Exits with 1 if a check failed.
@@ -196,18 +200,21 @@ pub enum Command {
         "sudo tunnel invitations revoke node7",
     ]))]
     Invitations(InvitationsArgs),
+    #[cfg(feature = "server")]
     /// Issue certificates by the CA that `tunnel init` has made, or renew them.
     #[command(subcommand, after_help = examples([
         "tunnel cert renew --dir tunnel-files",
         "tunnel cert issue server --name tunnel2.example.org",
     ]))]
-    Cert(CertCommand),
+    Cert(cert::CertCommand),
+    #[cfg(feature = "server")]
     /// List the nodes of a server's token file, or change a node's token without cutting its sessions.
     #[command(subcommand, after_help = examples([
         "tunnel token list",
         "tunnel token rotate node7 --out node7.token",
     ]))]
-    Token(TokenCommand),
+    Token(token::TokenCommand),
+    #[cfg(feature = "server")]
     /// Approve or deny certificate requests of servers and edges in a Kubernetes cluster, until a signal.
     ///
     /// Other requests are not touched.
@@ -215,7 +222,7 @@ pub enum Command {
         "tunnel approve --service tunnel-cloud    # in a pod of the cluster",
         "tunnel approve --probe ready             # query the approver on this machine",
     ]))]
-    Approve(ApproveArgs),
+    Approve(approve::ApproveArgs),
     /// Connect stdin and stdout, or a local port, to a port of a node through a server.
     ///
     /// Values without a flag are those of TUNNEL_SERVER, TUNNEL_USER, TUNNEL_PASSWORD_FILE, TUNNEL_CA, TUNNEL_CERT and
@@ -325,6 +332,15 @@ pub enum Command {
         /// Output directory; created if it is missing.
         #[arg(value_name = "DIR")]
         dir: PathBuf,
+    },
+    #[cfg(not(all(feature = "server", feature = "edge")))]
+    /// Say why this build lacks a command.
+    #[command(hide = true, name = "demo", disable_help_flag = true)]
+    #[cfg_attr(not(feature = "server"), command(aliases = ["init", "cert", "token", "approve"]))]
+    Missing {
+        /// Its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
     },
 }
 
@@ -476,7 +492,8 @@ static HELP: LazyLock<String> = LazyLock::new(|| {
     let mut text = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
     for (place, (title, _)) in GROUPS.iter().enumerate() {
         text += &format!("\n{title}:\n");
-        for command in all.get_subcommands().filter(|command| group_of(command.get_name()) == place) {
+        let shown = all.get_subcommands().filter(|command| !command.is_hide_set());
+        for command in shown.filter(|command| group_of(command.get_name()) == place) {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
             let about = about.split(". ").next().unwrap_or_default();
             text += &format!("  {:12} {about}\n", command.get_name());
@@ -504,6 +521,13 @@ pub fn man(dir: &Path) -> Result<String, CommandError> {
     let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Args::command(), dir));
     let failed = |cause| format!("cannot write man pages into {}: {cause}", dir.display());
     written.map(|()| String::new()).map_err(|cause: io::Error| CommandError::cannot_write(failed(cause)))
+}
+
+/// Returns the error of a command that this build lacks.
+#[cfg(not(all(feature = "server", feature = "edge")))]
+pub fn missing() -> CommandError {
+    let why = parts::SERVER.and(parts::EDGE).err().unwrap_or_default();
+    CommandError::usage(why)
 }
 
 /// The name of the program.

@@ -12,11 +12,14 @@ pub mod config_watch;
 mod de;
 pub(crate) mod diagnostics;
 pub mod edge;
+#[cfg(feature = "server")]
 pub mod kubernetes;
 pub mod listen;
 pub mod listen_tls;
 pub mod plan;
 pub(crate) mod removed;
+pub(crate) mod required_cluster;
+#[cfg(feature = "server")]
 pub mod server;
 #[cfg_attr(not(feature = "superedge"), path = "config/without_superedge.rs")]
 pub mod superedge;
@@ -33,6 +36,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
+use crate::parts;
 use tunnel_net::http_proxy::{OutboundProxy, ProxyError};
 
 /// Values from the environment and the command line, unparsed. An empty value means absent. Only `main` reads them.
@@ -214,6 +218,12 @@ impl KeySpellings {
 }
 
 impl<T> ParsedConfig<T> {
+    /// Returns it with other settings.
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> ParsedConfig<U> {
+        let Self { settings, warnings, errors, given, effective, spelling } = self;
+        ParsedConfig { settings: change(settings), warnings, errors, given, effective, spelling }
+    }
+
     /// Returns the config and all warnings.
     ///
     /// # Errors
@@ -299,7 +309,8 @@ pub(crate) fn other_role(
         report.warn(other, WarningKind::Unexpected, "this table is for the other role and is ignored");
     } else {
         let found = Some("the only table in this file".to_owned());
-        file.error(other, found, format!("run `tunnel {other}` with it, or use the other file"), report);
+        let run = format!("run `tunnel {other}` with it, or use the other file");
+        file.error(other, found, parts::named(other).err().map_or(run, str::to_owned), report);
     }
 }
 

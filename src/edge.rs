@@ -1,7 +1,9 @@
 //! Builds and runs an edge: its files, ports and tasks.
 
 pub mod config;
+mod daemon;
 pub(crate) mod edge_files;
+pub mod http_proxy;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -24,21 +26,22 @@ use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::collect::WallClock;
-use crate::admin::{self, AdminContext, AdminProcess};
+use crate::admin::{self, AdminContext};
+use crate::admission::access::AccessPolicies;
+use crate::admission::client_handler;
+use crate::admission::destination::destination_mapping::DestinationMapping;
+use crate::admission::heads::PendingLimits;
+use crate::admission::http_proxy::{HttpProxyProtocol, NAME as PROXY};
+use crate::admission::{self, AccessPolicy, ListenerContext};
 use crate::config::config_watch::ConfigFile;
 use crate::config::edge::MEMORY;
 use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
 use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
-use crate::listener::access::AccessPolicies;
-use crate::listener::admission::destination::destination_mapping::DestinationMapping;
-use crate::listener::admission::heads::PendingLimits;
-use crate::listener::admission::{self, AccessPolicy, ListenerContext};
-use crate::listener::client_handler;
-use crate::listener::http_proxy::{self, EDGE_KEY, EdgeProxyConfig, HttpProxyProtocol};
+use crate::edge::http_proxy::{EdgeProxyConfig, KEY as PROXY_KEY};
 use crate::parts::with_kubernetes;
-use crate::registry::uplinks::Uplinks;
-use crate::route::{PathProvider, SessionRouter};
+use crate::paths::uplinks::Uplinks;
+use crate::route::SessionRouter;
 use crate::session_io::judged::JudgedSessions;
 use crate::session_io::rights::RightsChange;
 use crate::startup::{StartupErrorCollector, StartupErrors};
@@ -138,7 +141,7 @@ impl Edge {
         }
         let level_at_ports = settings.uplink.ports.sets_level;
         if let (Some(config), Some(listener)) = (&settings.http_proxy, proxy) {
-            edge.proxy.lock().serve(config, listener, policies.of(EDGE_KEY));
+            edge.proxy.lock().serve(config, listener, policies.of(PROXY_KEY));
         }
         edge.policies = Arc::new(Mutex::new(policies));
         let authorities = settings.ca_files();
@@ -154,7 +157,7 @@ impl Edge {
         edge.links.spawn(info_span!("network"), reconnector.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %reconnector.dialer.node), reconnector.run(None));
         let admin = AdminContext {
-            side: AdminProcess::Edge(edge.uplinks.clone()),
+            side: edge.uplinks.clone(),
             table: edge.table.clone(),
             judged: edge.judged.clone(),
             metrics: edge.metrics.clone(),
@@ -202,7 +205,7 @@ impl Edge {
             change.apply();
             judged.rights_changed();
             log_changed(&plan.judges, RIGHTS_CHANGED);
-            let policy = policies.of(EDGE_KEY);
+            let policy = policies.of(PROXY_KEY);
             let proxy = proxy.clone();
             let readiness = readiness.clone();
             let apply = async move {
@@ -245,10 +248,10 @@ impl Edge {
         let links = Drain::new();
         let sessions = Drain::new();
         let judged = JudgedSessions::default();
-        let paths = PathProvider::Uplinks(uplinks.clone());
+        let paths = uplinks.clone();
         let route = SessionRouter::new(paths, table.clone(), OPEN_TIMEOUT, session.resume_timeout);
         let context = ListenerContext {
-            listener: http_proxy::KIND.name,
+            listener: PROXY,
             category: SessionCategory::HttpProxy,
             policy: Arc::default(),
             judged: judged.clone(),

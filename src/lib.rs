@@ -20,22 +20,24 @@
 //! | [`tunnel_link`] | links, and the sessions that outlive them |
 //! | `tunnel_kube` | the Kubernetes API; only in builds for a cluster |
 //! | `parts`, [`config`], [`etcd`], [`intercept`] | parts that a build may lack; settings; etcd; nftables |
-//! | [`registry`], [`publish`], [`invitations`] | where each node is connected; its DNS records; machines that join |
+//! | [`registry`], [`publish`] | where each node is connected; its DNS records |
+//! | [`invitations`], [`enrolment`] | invitations; a server's store of them, and of what has joined |
 //! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; copying its bytes; dialling targets |
-//! | [`admin`], [`kubernetes`], [`listener`], [`startup`] | the admin API; a cluster; client ports; startup errors |
+//! | [`admin`], [`kubernetes`], [`startup`] | the admin API; a cluster; startup errors |
+//! | [`admission`], [`listener`] | how a client gets a session; the ports of a server for clients |
 //! | [`uplink`] | links to servers, of an edge and of a user's program |
 //! | [`edge`], [`server`], [`command`] | the two programs, and the commands |
 //!
 //! # Data path
 //!
 //! ```text
-//! client ─CONNECT─▶ listener::connect ─open─▶ route ─find─▶ registry
+//! client ─CONNECT─▶ admission::connect ─open─▶ route ─find─▶ registry
 //!                        │                      └─ask─▶ SessionTable ─Open─▶ SessionTable ─▶ acceptor ─dial─▶ target
 //!                        ◀──200── Session ◀════ Data, Credit, Finish ════▶ Session
 //!                   session_io                                           session_io
 //! ```
 //!
-//! Between `listener::connect` and `route`, `listener::admission` takes permits and checks who may reach what.
+//! Between `admission::connect` and `route`, `admission` takes permits and checks who may reach what.
 //!
 //! Frames are pulled, not pushed. The copy of `session_io` writes bytes into the session's send buffer while it has
 //! room and wakes the link's [`tunnel_link::link::Link`], which marks the session as ready. When HTTP/2 can
@@ -67,29 +69,40 @@
 //! clock, never wait, and return effects.
 
 #![cfg_attr(
-    not(feature = "kubernetes"),
+    not(all(feature = "kubernetes", feature = "server", feature = "edge")),
     allow(
         dead_code,
         unused_variables,
         clippy::needless_pass_by_value,
-        reason = "only calls into `kubernetes::api` use some functions and arguments"
+        reason = "only a part that this build lacks uses some functions and arguments"
     )
 )]
 
 pub mod acceptor;
 pub mod admin;
+pub mod admission;
 pub mod command;
 pub mod config;
+#[cfg(feature = "edge")]
 pub mod edge;
+#[cfg(feature = "server")]
+pub mod enrolment;
+#[cfg(feature = "server")]
 pub mod etcd;
+#[cfg(feature = "server")]
 pub mod intercept;
 pub mod invitations;
 pub mod kubernetes;
+#[cfg(feature = "server")]
 pub mod listener;
 mod parts;
+pub mod paths;
+#[cfg(feature = "server")]
 pub mod publish;
+#[cfg(feature = "server")]
 pub mod registry;
 pub mod route;
+#[cfg(feature = "server")]
 pub mod server;
 pub mod session_io;
 pub mod startup;

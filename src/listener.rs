@@ -1,29 +1,19 @@
-//! Listeners for clients. [`LISTENERS`] lists the kinds; each has a file with its table of settings, its ports, and how it
-//! serves a client. The other files are what several kinds share.
+//! Listeners of a server for clients. [`LISTENERS`] lists the kinds; each has a file with its table of settings and its
+//! ports, and with how it serves a client unless [`crate::admission`] has that.
 
-pub mod access;
-pub mod admission;
-pub mod auth;
 pub mod authenticated;
-pub mod client_handler;
 pub mod connect;
-pub mod denial;
 pub mod egress;
-pub mod forward;
 pub mod http;
 pub mod http_proxy;
 pub mod https;
 pub mod intercept;
 pub mod passthrough;
-pub mod requests;
-pub mod socks5;
 pub mod tcp;
-pub(crate) mod trace_id;
 
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
@@ -33,15 +23,16 @@ use tokio_util::task::TaskTracker;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
+use crate::admission::{ListenerContext, ListenerProtocol, client_handler};
 use crate::config::Environment;
 use crate::config::access::AccessConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::server::Tls;
+use crate::config::listen_tls::Tls;
 use crate::config::table::ConfigTableReader;
-use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
 use crate::registry::Finder;
+use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::addresses::owners::AddressClaim;
 use tunnel_base::drain::Drain;
@@ -115,53 +106,6 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
     /// Reads its files, except those of its access rules, and binds its ports. `tls` has the TLS versions and cipher
     /// suites of the server's ports.
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared>;
-}
-
-/// A PEM file that a listener reads.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NamedFile {
-    /// The full key that names it.
-    pub(crate) key: String,
-    /// Its path.
-    pub(crate) path: PathBuf,
-    /// What it contains.
-    pub(crate) kind: FileKind,
-}
-
-/// What a PEM file of a listener contains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FileKind {
-    /// A private key, which only this user may read.
-    PrivateKey,
-    /// A certificate that the server presents to clients.
-    ServerCertificate,
-    /// A certificate that it presents to targets, as their client.
-    ClientCertificate,
-    /// CAs that it trusts.
-    Ca,
-}
-
-impl NamedFile {
-    pub(crate) fn new(key: impl Into<String>, path: &Path, kind: FileKind) -> Self {
-        Self { key: key.into(), path: path.to_owned(), kind }
-    }
-
-    /// Checks what all of these files contain, so that each error is recorded.
-    pub(crate) fn check_all(files: &[Self], startup: &mut StartupErrorCollector) -> Result<(), NotPrepared> {
-        let mut result = Ok(());
-        for Self { key, path, kind } in files {
-            let is_right = match kind {
-                FileKind::PrivateKey => startup.check_private_key(key, Some(path)),
-                FileKind::ServerCertificate | FileKind::ClientCertificate | FileKind::Ca => {
-                    startup.check_certs(key, Some(path))
-                }
-            };
-            if !is_right {
-                result = Err(NotPrepared);
-            }
-        }
-        result
-    }
 }
 
 /// What a listener of a server is served with. All but the name, policy and drain in `context`, `proxies` and

@@ -1,25 +1,18 @@
 //! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tunnel::command::approve::{self, ApproveArgs};
-use tunnel::command::cert;
 use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
-use tunnel::command::demo;
 use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
 use tunnel::command::migrate;
 use tunnel::command::proxy::ProxyArgs;
-use tunnel::command::serve::{DaemonArgs, Settings};
+use tunnel::command::serve::{self, DaemonArgs, ReadConfig};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, completions, connect, device, exit_code, init,
-    invitations, is_wrong, join, proxy, sessions, ssh, status, token,
+    self, Args, Command, CommandError, Format, Role, completions, connect, device, exit_code, invitations,
+    is_wrong, join, proxy, sessions, ssh, status,
 };
-use tunnel::config::config_watch::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
-use tunnel::edge::Edge;
-use tunnel::server::Server;
-use tunnel::startup::signals::{Signals, hangup};
-use tunnel::startup::systemd;
-use tunnel::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind, StartupErrors};
+use tunnel::startup::signals::Signals;
+use tunnel::startup::{StartupErrorCollector, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::Drained;
 use tunnel_base::logging::{LogLevelHandle, LogSettings, LoggingGuard};
 use tunnel_net::fd_limit;
@@ -54,9 +47,11 @@ fn main() -> ExitCode {
         Command::Config(ConfigCommand::Check { config, output, diff }) => {
             return check(&config, output, diff, &env);
         }
+        #[cfg(all(feature = "server", feature = "edge"))]
         Command::Demo { check, listeners } => return run_demo(check, &listeners),
         Command::Doctor(command_args) => return diagnose(&command_args),
         Command::Config(ConfigCommand::Show { config, output }) => config::show(&config, output, &env),
+        #[cfg(feature = "server")]
         Command::Approve(command_args) => approve(&command_args, &env),
         Command::Connect(command_args) => {
             in_runtime(async { connect::connect(&command_args, variable, signals(), print_stderr).await })
@@ -72,15 +67,20 @@ fn main() -> ExitCode {
             in_runtime(status::watch(socket, &env, interrupted(), print_stdout))
         }
         Command::Status { socket, output, watch: false } => in_runtime(status::status(socket, output, &env)),
-        Command::Init(command_args) => init::run(&command_args),
+        #[cfg(feature = "server")]
+        Command::Init(command_args) => command::init::run(&command_args),
         Command::Invite(command_args) => in_runtime(invitations::invite(command_args, &env)),
         Command::Join(command_args) => in_runtime(join::run(&command_args, &env, std::io::stdin())),
         Command::Invitations(command_args) => in_runtime(invitations::manage(command_args, &env)),
-        Command::Cert(command_args) => cert::run(&command_args),
-        Command::Token(command_args) => token::run(&command_args),
+        #[cfg(feature = "server")]
+        Command::Cert(command_args) => command::cert::run(&command_args),
+        #[cfg(feature = "server")]
+        Command::Token(command_args) => command::token::run(&command_args),
         Command::Migrate(command_args) => migrate::run(&command_args, std::io::stdin()),
         Command::Completions { shell } => Ok(completions::completions(shell)),
         Command::Man { dir } => command::man(&dir),
+        #[cfg(not(all(feature = "server", feature = "edge")))]
+        Command::Missing { .. } => Err(command::missing()),
     })
 }
 
@@ -96,7 +96,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
     info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
     args.warn_of_ignored();
     let kubeconfig = args.kubeconfig.as_deref();
-    let settings = Settings::read(role, &config, kubeconfig, variable, &mut startup);
+    let settings = serve::read(role, &config, kubeconfig, variable, &mut startup);
     let refused = match runtime(role) {
         Ok(runtime) => {
             let mut served = runtime.block_on(serve(settings, startup, logs.level()));
@@ -108,7 +108,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
                 && errors
                     .iter()
                     .all(|found| !matches!(found.kind, StartupErrorKind::LogFiles | StartupErrorKind::Port))
-                && let Some(copy) = Settings::read_copy(&config, kubeconfig, variable, &mut startup)
+                && let Some(copy) = serve::read_copy(&config, kubeconfig, variable, &mut startup)
             {
                 report(errors, &config, "starting from the last good copy of this config");
                 served = runtime.block_on(serve(copy, startup, logs.level()));
@@ -174,7 +174,7 @@ fn check(
     let kubeconfig = command_args.kubeconfig.as_deref();
     let checked = in_runtime(async {
         for role in &file.roles {
-            let read = Settings::read(*role, &file.path, kubeconfig, variable, &mut startup);
+            let read = serve::read(*role, &file.path, kubeconfig, variable, &mut startup);
             if let Ok((settings, _)) = read {
                 settings.check(&mut startup);
             }
@@ -228,13 +228,13 @@ fn code(most_severe_kind: StartupErrorKind) -> u8 {
 
 /// Serves until a signal arrives. Collects every startup error instead if there are any.
 async fn serve(
-    settings: Result<(Settings, ConfigFile), NotPrepared>,
+    settings: ReadConfig,
     mut startup: StartupErrorCollector,
     level: LogLevelHandle,
 ) -> Result<Drained, StartupErrors> {
     // Before anything is started, so that no signal is lost meanwhile.
     let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_daemon());
-    let ((settings, config), mut signals) = match (settings, signals) {
+    let ((settings, config), signals) = match (settings, signals) {
         (Ok(settings), Ok(signals)) if startup.is_clear() => (settings, signals),
         (settings, _) => {
             // The config can be read, so its files and ports are checked as well: one start reports all errors.
@@ -245,36 +245,10 @@ async fn serve(
         }
     };
     info!("{}", fd_limit::raise());
-    match settings {
-        Settings::Cloud(settings) => {
-            // The cluster's signers may take any time, and a signal must end the wait.
-            tokio::select! {
-                () = Server::wait_for_certificates(&settings) => {}
-                () = signals.next() => return Ok(Drained::Finished),
-            }
-            let server = Server::start(*settings, Some(level))?;
-            server.watch_config(config);
-            wait_stop(&mut signals).await;
-            Ok(server.shutdown(signals.next()).await)
-        }
-        Settings::Edge(settings) => {
-            let edge = Edge::start(*settings, Some(level))?;
-            edge.watch_config(config);
-            wait_stop(&mut signals).await;
-            Ok(edge.shutdown(signals.next()).await)
-        }
-    }
+    settings.serve(config, level, signals).await
 }
 
-/// Notifies systemd that the process is up, then waits for a signal.
-async fn wait_stop(signals: &mut Signals) {
-    systemd::notify_ready();
-    tokio::select! {
-        () = signals.next() => systemd::notify_stopping(),
-        () = systemd::run_watchdog() => {}
-    }
-}
-
+#[cfg(all(feature = "server", feature = "edge"))]
 fn run_demo(check: bool, with: &[String]) -> ExitCode {
     let _logs = LoggingGuard::start(LogSettings { verbosity: -1, ..LogSettings::default() });
     let done = runtime(Role::Server).map_err(anyhow::Error::from).and_then(|runtime| {
@@ -283,10 +257,10 @@ fn run_demo(check: bool, with: &[String]) -> ExitCode {
             let stop = async {
                 tokio::select! {
                     () = signals.next() => {}
-                    () = hangup() => {}
+                    () = tunnel::startup::signals::hangup() => {}
                 }
             };
-            demo::run(check, with, stop).await
+            command::demo::run(check, with, stop).await
         })
     });
     match done {
@@ -299,9 +273,10 @@ fn run_demo(check: bool, with: &[String]) -> ExitCode {
 }
 
 /// Approves certificates.
-fn approve(command_args: &ApproveArgs, env: &Environment) -> Result<String, CommandError> {
+#[cfg(feature = "server")]
+fn approve(command_args: &command::approve::ApproveArgs, env: &Environment) -> Result<String, CommandError> {
     let _logs = LoggingGuard::start(LogSettings::default());
-    in_runtime(approve::approve(command_args, env, interrupted()))
+    in_runtime(command::approve::approve(command_args, env, interrupted()))
 }
 
 /// Runs the proxy of a user.

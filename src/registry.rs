@@ -5,13 +5,10 @@ pub mod conflicts;
 pub mod dns_search;
 pub mod history;
 pub mod links;
-pub mod node_not_found;
 pub mod nodes_at_peers;
 pub mod peers;
 pub mod search;
 pub mod snapshot;
-pub mod uplinks;
-pub mod waiters;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -19,18 +16,19 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::paths::node_not_found::{NodeNotFound, UnqueriedReason};
+use crate::paths::waiters::{NodeWaiter, NodeWaiters};
+use crate::paths::{Path, PathProvider};
 use crate::registry::conflicts::Conflicts;
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::links::LinksByNode;
-use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::nodes_at_peers::NodeAtPeer;
 use crate::registry::peers::Peers;
 use crate::registry::search::{NodeSearchCriteria, PeerSearch};
-use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use tunnel_base::limited;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::link::Link;
@@ -182,26 +180,6 @@ pub struct Finder {
     unqueried_reason: Mutex<Option<UnqueriedReason>>,
 }
 
-/// Why this server cannot ask servers that should be its peers. Displayed after the word "because".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum UnqueriedReason {
-    /// This server's certificate, or its CA file, does not allow links to peers.
-    #[error("it cannot link to them (peer_ca)")]
-    Unlinked,
-    /// Kubernetes has not yet listed the servers.
-    #[error("Kubernetes does not list them")]
-    Unlisted,
-}
-
-/// A path to a node: the link over which a session is opened or resumed.
-#[derive(Debug, Clone)]
-pub struct Path {
-    /// The node's own link, or the link to the peer that has it.
-    pub link: Arc<Link>,
-    /// The node's process; `None` for a plain node that is linked here.
-    pub instance: Option<Instance>,
-}
-
 impl Finder {
     /// Returns a finder for a server without peers.
     pub fn without_peers(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
@@ -224,11 +202,6 @@ impl Finder {
     /// Sets why servers that should be peers cannot be asked, for the error of a node that is not found.
     pub fn set_unqueried_reason(&self, why: Option<UnqueriedReason>) {
         *self.unqueried_reason.lock() = why;
-    }
-
-    /// Returns true if peers are never asked.
-    pub fn is_alone(&self) -> bool {
-        self.others.is_none()
     }
 
     /// Returns the peers; `None` if this server has none.
@@ -326,23 +299,6 @@ impl Finder {
         self.known_paths(node).next().is_some()
     }
 
-    /// Returns true if the node is known to be linked as another process than this one.
-    pub fn is_replaced(&self, node: &NodeName, instance: Instance) -> bool {
-        self.is_another(&NodeSearchCriteria::new(node, Some(instance), None))
-    }
-
-    /// Returns the node that is named by this host's address, if a search may find it: it is or was linked here, or
-    /// peers can be asked.
-    pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
-        let node = host.node().filter(|node| node.address().is_some())?;
-        (self.others.is_some() || self.has_linked(&node)).then_some(node)
-    }
-
-    /// Returns true if the node is known to be linked, or was linked here, without asking peers.
-    pub fn has_linked(&self, node: &NodeName) -> bool {
-        self.knows(node) || self.registry.last_linked(node).is_some()
-    }
-
     /// Returns the node with the oldest link to this server, and whether there are others. If none is linked here,
     /// returns the first by name of the nodes known to be at peers.
     pub fn oldest_link(&self) -> Option<(NodeName, bool)> {
@@ -376,13 +332,6 @@ impl Finder {
         }
     }
 
-    /// Invalidates this path: its server reported that the node is not connected there.
-    pub fn invalidate(&self, node: &NodeName, path: &Path) {
-        if let Some(others) = self.others.as_ref().filter(|_| path.link.peer == Remote::Peer) {
-            others.nodes.doubt(node, path.link.instance);
-        }
-    }
-
     /// Pings the other links that carry our sessions to a node that has linked at the server `at`, which may be this
     /// one. Its sessions leave those that do not answer within 1 s.
     pub async fn leave_silent_links(&self, at: Instance, node: &NodeName, table: &SessionTable) {
@@ -399,9 +348,6 @@ impl Finder {
         }
     }
 }
-
-/// Time in which an edge usually links again after losing its link; its node counts as moving that long.
-pub(crate) const RELINK_WINDOW: Duration = Duration::from_secs(3);
 
 /// A node that is linked to this server, with its link.
 #[derive(Debug, Clone)]
@@ -426,43 +372,63 @@ impl LinkedNode {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn only_waiters_for_that_node_are_woken_and_then_forgotten() {
-        let awaited = NodeWaiters::default();
-        let (one, two): (NodeName, NodeName) = ("one".parse().unwrap(), "two".parse().unwrap());
-        let (first, second, other) = (awaited.arrival(&one), awaited.arrival(&one), awaited.arrival(&two));
-        awaited.wake(&one);
-        assert!(first.wait().now_or_never().is_some() && second.wait().now_or_never().is_some());
-        assert!(other.wait().now_or_never().is_none());
-        drop(first);
-        awaited.wake(&one);
-        assert!(second.wait().now_or_never().is_some());
-        drop((second, other));
-        assert!(awaited.0.lock().is_empty());
+impl PathProvider for Finder {
+    fn find<'a>(
+        &'a self,
+        node: &'a NodeName,
+        instance: Option<Instance>,
+        not: Option<&'a Link>,
+    ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
+        Box::pin(self.find_path(node, instance, not))
     }
 
-    #[test]
-    fn two_waiters_dropped_at_once_leave_no_entry() {
-        let awaited = NodeWaiters::default();
-        let node: NodeName = "one".parse().unwrap();
-        for _ in 0..20_000 {
-            let (first, second) = (awaited.arrival(&node), awaited.arrival(&node));
-            let both = std::sync::Barrier::new(2);
-            std::thread::scope(|threads| {
-                threads.spawn(|| {
-                    both.wait();
-                    drop(first);
-                });
-                both.wait();
-                drop(second);
-            });
-            assert!(awaited.0.lock().is_empty());
+    fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
+        self.registry.arrival(node)
+    }
+
+    fn is_replaced(&self, node: &NodeName, instance: Instance) -> bool {
+        self.is_another(&NodeSearchCriteria::new(node, Some(instance), None))
+    }
+
+    fn invalidate(&self, node: &NodeName, path: &Path) {
+        if let Some(others) = self.others.as_ref().filter(|_| path.link.peer == Remote::Peer) {
+            others.nodes.doubt(node, path.link.instance);
         }
+    }
+
+    fn is_alone(&self) -> bool {
+        self.others.is_none()
+    }
+
+    fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
+        let node = host.node().filter(|node| node.address().is_some())?;
+        (self.others.is_some() || self.has_linked(&node)).then_some(node)
+    }
+
+    fn has_linked(&self, node: &NodeName) -> bool {
+        self.knows(node) || self.registry.last_linked(node).is_some()
+    }
+}
+
+/// Paths to peers, by process, for sessions of an edge with a target that a peer has dialled.
+#[derive(Debug)]
+pub(crate) struct PeerPaths(pub(crate) Arc<Finder>);
+
+impl PathProvider for PeerPaths {
+    fn find<'a>(
+        &'a self,
+        _: &'a NodeName,
+        instance: Option<Instance>,
+        _: Option<&'a Link>,
+    ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
+        Box::pin(self.0.find_server(instance))
+    }
+
+    fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
+        self.0.registry.arrival(node)
+    }
+
+    fn is_alone(&self) -> bool {
+        self.0.is_alone()
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
-use crate::registry::node_not_found::{NodeNotFound, RESTARTED};
-use crate::registry::uplinks::{LinkFailure, Uplinks};
-use crate::registry::waiters::NodeWaiter;
-use crate::registry::{Finder, Path};
+use crate::paths::node_not_found::{NodeNotFound, RESTARTED};
+use crate::paths::uplinks::LinkFailure;
+use crate::paths::waiters::NodeWaiter;
+use crate::paths::{Path, PathProvider};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_link::link::Link;
@@ -98,7 +98,7 @@ impl From<RouteError> for OpenError {
 /// A router that opens sessions, and finds new paths for sessions that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionRouter {
-    paths: PathProvider,
+    paths: Arc<dyn PathProvider>,
     table: Arc<SessionTable>,
     /// Timeout for opening a session, over all paths.
     pub(crate) open_timeout: Duration,
@@ -113,7 +113,7 @@ pub type RandomFraction = fn() -> f64;
 impl SessionRouter {
     /// Creates the router of a process with these paths.
     pub fn new(
-        paths: PathProvider,
+        paths: Arc<dyn PathProvider>,
         table: Arc<SessionTable>,
         open_timeout: Duration,
         resume_timeout: Duration,
@@ -123,19 +123,17 @@ impl SessionRouter {
 
     /// Returns the node that is named by this host's address, if a search may find it.
     pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
-        let PathProvider::Nodes(finder) = &self.paths else { return None };
-        finder.node_named_by_address(host)
+        self.paths.node_named_by_address(host)
     }
 
     /// Returns true if the node is known to be linked, or was linked here, without asking peers.
     pub fn has_linked(&self, node: &NodeName) -> bool {
-        matches!(&self.paths, PathProvider::Nodes(finder) if finder.has_linked(node))
+        self.paths.has_linked(node)
     }
 
     /// Returns why this process has no link, if it links to servers and its last attempt has failed.
     pub fn link_failure(&self) -> Option<String> {
-        let PathProvider::Uplinks(uplinks) = &self.paths else { return None };
-        uplinks.failure().map(|failure| failure.text)
+        self.paths.uplinks()?.failure().map(|failure| failure.text)
     }
 
     /// Replaces the source of random numbers, for simulations with a seed.
@@ -160,7 +158,7 @@ impl SessionRouter {
             return opened;
         }
         // Another server of the list may have the node that this one does not find.
-        let PathProvider::Uplinks(uplinks) = &self.paths else { return opened };
+        let Some(uplinks) = self.paths.uplinks() else { return opened };
         let Some(link) = uplinks.other_server().await else { return opened };
         self.open_over(Some(link), request).await.or(opened)
     }
@@ -173,14 +171,14 @@ impl SessionRouter {
     ) -> Result<Session, OpenError> {
         let SessionRequest { node, target, category, client, listener, permit } = request;
         let until = Instant::now() + self.open_timeout;
-        let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
-        match &self.paths {
-            PathProvider::Nodes(_) => search = search.at_most(MOVE_WAIT),
+        let mut search = PathSearch::new(&*self.paths, &node, None, until, self.chance);
+        match self.paths.uplinks() {
+            None => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
-            PathProvider::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
+            Some(uplinks) if *uplinks.node() == NodeName::none() => {
                 let _ = timeout_at(until, uplinks.wait_decided()).await;
             }
-            PathProvider::Peers(_) | PathProvider::Uplinks(_) => {}
+            Some(_) => {}
         }
         search.found = link.map(|link| Path { instance: None, link });
         if search.found.is_none()
@@ -239,7 +237,7 @@ impl SessionRouter {
         let until = Instant::now() + self.resume_timeout;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
-        let mut search = PathSearch::new(&self.paths, &node, parked.instance(), until, self.chance);
+        let mut search = PathSearch::new(&*self.paths, &node, parked.instance(), until, self.chance);
         search.restart_after_pause(parked.consecutive_losses()).await;
         while parked.needs_path() {
             if let Err(missing) = search.next().await {
@@ -269,7 +267,7 @@ pub(crate) const MOVE_WAIT: Duration = Duration::from_secs(3);
 /// created before the lookup notices that.
 #[derive(Debug)]
 pub(crate) struct PathSearch<'a> {
-    paths: &'a PathProvider,
+    paths: &'a dyn PathProvider,
     chance: RandomFraction,
     node: &'a NodeName,
     /// Process of the node that is searched for; `None` for any process.
@@ -291,7 +289,7 @@ pub(crate) struct PathSearch<'a> {
 impl<'a> PathSearch<'a> {
     /// Creates a search among `paths` for `node`, and for its process `instance` if given.
     pub(crate) fn new(
-        paths: &'a PathProvider,
+        paths: &'a dyn PathProvider,
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
@@ -371,7 +369,7 @@ impl<'a> PathSearch<'a> {
         let mut failed = self.asked.take();
         if let Some(failed) = &failed {
             self.paths.invalidate(self.node, failed);
-            if let PathProvider::Uplinks(uplinks) = self.paths
+            if let Some(uplinks) = self.paths.uplinks()
                 && self.started.elapsed() >= OTHER_SERVER_AFTER
             {
                 uplinks.request_other_server();
@@ -380,7 +378,7 @@ impl<'a> PathSearch<'a> {
         loop {
             // Create the waiter before the lookup: a link that is added in between ends the waits below.
             let arrival = self.paths.arrival(self.node);
-            if self.paths.is_replaced(self.node, self.instance) {
+            if self.instance.is_some_and(|instance| self.paths.is_replaced(self.node, instance)) {
                 replaced.get_or_insert_with(Instant::now);
             }
             match self.look_up(failed.take(), &arrival, end(replaced)).await {
@@ -492,78 +490,24 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// If only another process of the node was found for this long, the one that is searched for has been replaced.
 const REPLACED_NODE_WAIT: Duration = Duration::from_secs(3);
 
-/// The source of paths for a process's sessions: which links may lead to a node.
-#[derive(Debug, Clone)]
-pub enum PathProvider {
-    /// On a server: paths to nodes.
-    Nodes(Arc<Finder>),
-    /// On a server: paths to peers, by process, for sessions of an edge with a target that a peer has dialled.
-    Peers(Arc<Finder>),
-    /// On an edge, and in a user's program: every path starts with a link to a server, which finds the rest.
-    Uplinks(Arc<Uplinks>),
-}
-
-impl PathProvider {
-    /// Finds a path to a node: to its process `instance` if given, and not over the link `not`. Cancel safe.
-    pub(crate) async fn find(
-        &self,
-        node: &NodeName,
-        instance: Option<Instance>,
-        not: Option<&Link>,
-    ) -> Result<Path, NodeNotFound> {
-        match self {
-            Self::Nodes(finder) => finder.find_path(node, instance, not).await,
-            Self::Peers(finder) => finder.find_server(instance).await,
-            Self::Uplinks(uplinks) => {
-                let newest =
-                    uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
-                // On an edge, its own name means the cloud: the server that is asked dials the target.
-                let is_own = instance.is_none() && uplinks.node() == node;
-                Ok(Path { instance: if is_own { newest.instance } else { instance }, link: newest })
-            }
-        }
-    }
-
+impl dyn PathProvider + '_ {
     /// Returns true if this link leads to another server than the newest one, which is asked first.
     fn is_other_server(&self, link: &Link) -> bool {
-        let Self::Uplinks(uplinks) = self else { return false };
-        !link.is_closed() && uplinks.newest(None).is_some_and(|newest| newest.instance != link.instance)
-    }
-
-    /// Returns a waiter for a new path to the node.
-    pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
-        match self {
-            Self::Nodes(finder) | Self::Peers(finder) => finder.registry.arrival(node),
-            Self::Uplinks(uplinks) => uplinks.arrival(),
-        }
-    }
-
-    /// Returns true if the node is known to be connected as another process, here or elsewhere.
-    pub(crate) fn is_replaced(&self, node: &NodeName, instance: Option<Instance>) -> bool {
-        match self {
-            Self::Nodes(finder) => instance.is_some_and(|instance| finder.is_replaced(node, instance)),
-            Self::Peers(_) | Self::Uplinks(_) => false,
-        }
-    }
-
-    /// Invalidates this path: its server reported that the node is not connected there.
-    pub(crate) fn invalidate(&self, node: &NodeName, path: &Path) {
-        if let Self::Nodes(finder) = self {
-            finder.invalidate(node, path);
-        }
+        let newest = self.uplinks().and_then(|uplinks| uplinks.newest(None));
+        !link.is_closed() && newest.is_some_and(|newest| newest.instance != link.instance)
     }
 
     /// Returns a name of the remote end of a session with `node`, for people.
-    pub(crate) fn call(&self, node: &NodeName) -> String {
-        match self {
-            Self::Uplinks(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
+    fn call(&self, node: &NodeName) -> String {
+        match self.uplinks() {
+            Some(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
             _ => format!("node {node}"),
         }
     }
 
     /// Returns why a session found no path to `far` within `timeout`: this process itself may have had no link.
     fn no_path(&self, far: &str, timeout: Duration) -> (ErrorCode, String) {
-        let Self::Uplinks(uplinks) = self else {
+        let Some(uplinks) = self.uplinks() else {
             return (ErrorCode::Cancelled, format!("{far} did not reconnect within {timeout:?}"));
         };
         if uplinks.is_linked() {
@@ -576,25 +520,18 @@ impl PathProvider {
             None => (ErrorCode::Cancelled, why),
         }
     }
-
-    /// Returns true if this process never asks another one.
-    pub(crate) fn is_alone(&self) -> bool {
-        match self {
-            Self::Nodes(finder) | Self::Peers(finder) => finder.is_alone(),
-            Self::Uplinks(_) => false,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paths::uplinks::Uplinks;
 
     #[test]
     fn a_session_that_found_no_path_says_whose_line_was_missing() {
         let minute = Duration::from_secs(60);
         let uplinks = Uplinks::new(NodeName::none());
-        let paths = PathProvider::Uplinks(uplinks.clone());
+        let paths: &dyn PathProvider = &*uplinks;
         let own = "this machine had no link to a server for 60s";
         assert_eq!(paths.no_path("node node1", minute), (ErrorCode::Cancelled, own.to_owned()));
         uplinks.note_failure("the access of this device was revoked", true);

@@ -3,6 +3,7 @@
 pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
+mod daemon;
 pub(crate) mod edge_links;
 pub(crate) mod handshake_failures;
 pub(crate) mod interactive_links;
@@ -38,23 +39,24 @@ use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::page::PageViewers;
 use crate::admin::readiness::Readiness;
-use crate::admin::status::collect::{ServerStatusSource, WallClock};
-use crate::admin::{self, AdminContext, AdminProcess};
+use crate::admin::server::ServerStatusSource;
+use crate::admin::status::collect::WallClock;
+use crate::admin::{self, AdminContext};
+use crate::admission::access::{AccessPolicies, bind_admin};
+use crate::admission::heads::PendingLimits;
+use crate::admission::{self, AccessPolicy, ClientKey, ListenerContext};
 use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
 use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
 use crate::config::server::LinkListenerConfig;
 use crate::config::server::{MEMORY, clients};
-use crate::invitations::OpenedEnrolments;
-use crate::listener::access::{AccessPolicies, bind_admin};
-use crate::listener::admission::heads::PendingLimits;
-use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext};
+use crate::enrolment::OpenedEnrolments;
 use crate::listener::{ListenerDeps, connect};
 use crate::parts::with_kubernetes;
 use crate::registry::Finder;
 use crate::registry::Registry;
 use crate::registry::dns_search::NodeDnsLookup;
-use crate::route::{PathProvider, SessionRouter};
+use crate::route::SessionRouter;
 use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, LoadedServerFiles};
@@ -295,7 +297,7 @@ impl Server {
     /// Waits until the cluster's signers have issued the certificates that the config requires. Cancel safe.
     pub async fn wait_for_certificates(settings: &ServerConfig) {
         if let Some(csr) = &settings.csr {
-            with_kubernetes!(api::csr::wait_issued(csr).await, else ());
+            with_kubernetes!(api::server::csr::wait_issued(csr).await, else ());
         }
     }
 
@@ -407,7 +409,7 @@ impl ServerContext {
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
         let clients = drains.clients.clone();
-        let paths = PathProvider::Nodes(finder.clone());
+        let paths = finder.clone();
         let mut context = Self {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
@@ -567,7 +569,7 @@ impl ServerContext {
             port: grpc.port(),
         };
         let admin = self.admin.get_or_init(|| AdminContext {
-            side: AdminProcess::Cloud(view),
+            side: Arc::new(view),
             table: self.link_context.table.clone(),
             judged: self.judged.clone(),
             metrics: self.link_context.metrics.clone(),

@@ -1,8 +1,10 @@
 //! Collects everything that prevents a start, so that all errors are found and reported together before anything runs.
 
 pub mod admin_socket;
+pub mod daemon;
 pub mod signals;
 pub mod systemd;
+pub(crate) mod tls_files;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 const CRATES: [&str; 5] = ["proto", "base", "net", "link", "kube"];
 
 /// The modules, each after everything that it imports. `main` and `lib` have no place in the order.
-const ORDER: [&str; 23] = [
+const ORDER: [&str; 26] = [
     "proto",
     "base",
     "net",
@@ -35,15 +35,18 @@ const ORDER: [&str; 23] = [
     "config",
     "etcd",
     "intercept",
+    "paths",
     "registry",
     "publish",
     "invitations",
+    "enrolment",
     "route",
     "session_io",
     "acceptor",
     "admin",
     "kubernetes",
     "startup",
+    "admission",
     "listener",
     "uplink",
     "edge",
@@ -221,11 +224,19 @@ fn misplaced_uses(file: &str, text: &str) -> Vec<Violation> {
     let wire = grpc || others || (room.as_str(), below(1)) == ("proto", "codec");
     let wiring = matches!(
         room.as_str(),
-        "config" | "kubernetes" | "startup" | "listener" | "uplink" | "server" | "edge" | "command"
+        "config"
+            | "kubernetes"
+            | "startup"
+            | "admission"
+            | "listener"
+            | "uplink"
+            | "server"
+            | "edge"
+            | "command"
     );
     // gRPC and WebSockets use HTTP, so their ends check statuses as well.
     let http = grpc
-        || matches!(room.as_str(), "listener" | "admin")
+        || matches!(room.as_str(), "admission" | "listener" | "admin")
         || (room.as_str(), below(1)) == ("net", "websocket");
     let mut errors = Vec::new();
     for import in imports(&home, &tokens) {
@@ -252,7 +263,11 @@ fn misplaced_uses(file: &str, text: &str) -> Vec<Violation> {
             errors.push(error(file, token.line, format!("only the gRPC ends know {}", token.text)));
         }
         if !http && token.text == "StatusCode" {
-            errors.push(error(file, token.line, "only listeners and admin know HTTP statuses".into()));
+            errors.push(error(
+                file,
+                token.line,
+                "only admission, listeners and admin know HTTP statuses".into(),
+            ));
         }
     }
     errors
@@ -562,12 +577,12 @@ fn config_is_read_by_wiring_modules_only() {
 #[test]
 fn http_statuses_are_used_by_listeners_and_admin_only() {
     let text = "\nuse http::StatusCode;";
-    for file in ["listener.rs", "listener/connect.rs", "admin.rs", "link/grpc.rs"] {
+    for file in ["admission.rs", "listener.rs", "listener/connect.rs", "admin.rs", "link/grpc.rs"] {
         assert_eq!(misplaced_uses(file, text), [], "{file}");
     }
     assert_eq!(
         lines_of(&misplaced_uses("route.rs", text)),
-        [(2, "only listeners and admin know HTTP statuses")]
+        [(2, "only admission, listeners and admin know HTTP statuses")]
     );
 }
 

@@ -2,9 +2,13 @@
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use http::{Response, StatusCode};
-use http_body_util::Full;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::admin::BODY_TIME;
 
 /// The response to a request, or the one that refuses it.
 pub(crate) type AdminAnswer = Result<Response<Full<Bytes>>, Response<Full<Bytes>>>;
@@ -36,3 +40,18 @@ pub(crate) fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
         Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
+
+/// Reads the JSON body of a request.
+pub(crate) async fn read_json<T: DeserializeOwned>(
+    request: Request<Incoming>,
+) -> Result<T, Response<Full<Bytes>>> {
+    let body = Limited::new(request.into_body(), JSON_BODY_BYTES).collect();
+    let Ok(Ok(body)) = tokio::time::timeout(BODY_TIME, body).await else {
+        return Err(plain_text(StatusCode::BAD_REQUEST, "the body is missing or too long\n"));
+    };
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))
+}
+
+/// Maximum length of a JSON body in bytes.
+const JSON_BODY_BYTES: usize = 1024;

@@ -6,11 +6,9 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use crate::admin::invitations::read_json;
+use crate::admin::AdminContext;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{AdminAnswer, json, plain_text};
-use crate::admin::status::collect::ServerStatusSource;
-use crate::admin::{AdminContext, AdminProcess};
+use crate::admin::responses::{AdminAnswer, json, plain_text, read_json};
 use crate::session_io::judged::SessionSubject;
 use tunnel_base::logging::AUDIT;
 use tunnel_proto::printable::printable;
@@ -71,13 +69,10 @@ impl AdminContext {
         }
         let why = format!("ended by operator {actor}");
         let ended = self.judged.end(&why, |one| selection.contains(one));
-        if let AdminProcess::Cloud(ServerStatusSource { finder, .. }) = &self.side {
-            let links = finder.peers().map(|peers| peers.links()).unwrap_or_default();
-            // A session without a path may resume at any server.
-            let parked = ended.iter().filter(|one| one.relayed.is_some()).filter_map(|one| one.id);
-            for id in parked.filter(|id| self.table.relays.traffic(*id).is_none()) {
-                links.iter().for_each(|link| link.send_ended(id, &why));
-            }
+        // A session without a path may resume at any server.
+        let parked = ended.iter().filter(|one| one.relayed.is_some()).filter_map(|one| one.id);
+        for id in parked.filter(|id| self.table.relays.traffic(*id).is_none()) {
+            self.side.send_ended(id, &why);
         }
         let ended = ended.len();
         if ended == 0 {

@@ -9,8 +9,10 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::admin::page::UserFuture;
 use crate::admin::readiness::ReadinessCondition;
+use crate::admin::server::ServerStatusSource;
 use crate::admin::status::LinkStatus;
 use crate::admin::status::StatusResponse;
+use crate::paths::uplinks::Uplinks;
 use crate::registry::Finder;
 use crate::registry::LinkedNode;
 use crate::registry::Registry;
@@ -36,7 +38,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
         let link = Link::new(LinkId(number), peer, Some(Instance::random()));
         registry.insert(LinkedNode { link, from: ([10, 0, 0, 1], 5).into() }, false);
     }
-    admin(AdminProcess::Cloud(ServerStatusSource {
+    admin(Arc::new(ServerStatusSource {
         finder: Finder::without_peers(registry, Instance::from_bits(7)),
         name: "eu-1".parse().ok(),
         max_links: 400,
@@ -52,7 +54,7 @@ fn edge(linked: bool) -> AdminContext {
     if linked {
         uplinks.add(Link::new(LinkId(1), Remote::Server(node), Some(Instance::random())));
     }
-    admin(AdminProcess::Edge(uplinks))
+    admin(uplinks)
 }
 
 fn table() -> Arc<SessionTable> {
@@ -61,7 +63,7 @@ fn table() -> Arc<SessionTable> {
     SessionTable::new(Instance::from_bits(7 << 96), limits, Metrics::edge())
 }
 
-fn admin(side: AdminProcess) -> AdminContext {
+fn admin(side: Arc<dyn AdminProcess>) -> AdminContext {
     AdminContext {
         side,
         table: table(),

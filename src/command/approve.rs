@@ -93,7 +93,7 @@ pub async fn approve(
         shown.set(REQUESTS, state);
     };
     info!(account = %pods, health = %listener.at(), "approver started");
-    with_kubernetes!(api::csr::approve(&cluster, pods, services, names.collect(), report, &drain), else ());
+    with_kubernetes!(api::server::csr::approve(&cluster, pods, services, names.collect(), report, &drain), else ());
     drain.spawn(info_span!("health"), health(listener, readiness, pulse, drain.clone()));
     stop.await;
     drain.start();

@@ -8,8 +8,9 @@ use clap::{Subcommand, value_parser};
 
 use crate::command::file_edit::{self, FileEdit};
 use crate::command::init::{
-    APISERVER, DAY, client_folders, host_of_server, read_authority, refused, write_client, write_issued,
+    APISERVER, DAY, client_folders, read_authority, refused, write_client, write_issued,
 };
+use crate::command::machine_files::host_of_server;
 use crate::command::output_dir::OutputDir;
 use crate::command::{CommandError, examples};
 use tunnel_net::pki::CertificateAuthority;

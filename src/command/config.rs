@@ -11,11 +11,9 @@ use toml::de::{DeTable, DeValue};
 use crate::admin::CONFIG_PLAN;
 use crate::command::admin_sockets::{AdminSocketState, ask, sockets};
 use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples, json};
-use crate::config::config_watch::ConfigReader;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::plan::ConfigPlan;
 use crate::config::{ConfigErrors, Environment, ParsedConfig};
-use crate::edge::config::EdgeConfig;
-use crate::server::config::ServerConfig;
 use tunnel_base::files;
 
 /// A command about config files.
@@ -95,9 +93,9 @@ impl ConfigFileArgs {
             .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))?;
         let roles = roles(&text);
         if roles.is_empty() {
-            let errors = ServerConfig::examine(&text, &Environment::default()).errors;
-            // Only an error about text that is not TOML has no key.
-            let why = errors.into_iter().find(|error| error.key.is_empty()).map_or_else(
+            let mut report = ConfigDiagnostics::default();
+            report.parse(&text);
+            let why = report.finish(&text, ()).errors.into_iter().next().map_or_else(
                 || "no table of a role; expected [server] or [edge], or a table below, such as [server.links]".to_owned(),
                 |error| error.to_string(),
             );
@@ -117,16 +115,8 @@ pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> Res
     let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env.clone() };
     let mut values = Table::new();
     for role in &file.roles {
-        let (effective, errors) = match role {
-            Role::Server => {
-                let parsed = ServerConfig::examine(&file.text, &env);
-                (parsed.effective, parsed.errors)
-            }
-            Role::Edge => {
-                let parsed = EdgeConfig::examine(&file.text, &env);
-                (parsed.effective, parsed.errors)
-            }
-        };
+        let ParsedConfig { effective, errors, .. } =
+            role.examiner().map_err(CommandError::unusable)?(&file.text, &env);
         if !errors.is_empty() {
             let errors = ConfigErrors(errors);
             return Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())));
@@ -184,8 +174,10 @@ async fn ask_running(
     new: &RoleConfigFile,
     env: &Environment,
 ) -> Result<Option<(ConfigPlan, PathBuf)>, CommandError> {
-    let named = ServerConfig::examine(&new.text, env).settings.admin.listen;
-    let known = sockets(named.filter(|path| path.exists()), &[Role::Server.name()], env).await;
+    let Ok(examine) = Role::Server.examiner() else { return Ok(None) };
+    let settings = examine(&new.text, env).settings;
+    let named = settings.admin_socket().filter(|path| path.exists());
+    let known = sockets(named.map(Path::to_owned), &[Role::Server.name()], env).await;
     let mut running = known.into_iter().filter(|(state, _)| *state != AdminSocketState::Ended);
     let Some((_, socket)) = running.next().filter(|_| new.roles.contains(&Role::Server)) else {
         return Ok(None);
@@ -208,19 +200,9 @@ fn compare(
     new: &RoleConfigFile,
     env: &Environment,
 ) -> Result<ConfigPlan, CommandError> {
-    if old.roles.contains(&Role::Server) && new.roles.contains(&Role::Server) {
-        planned((ServerConfig::examine, ServerConfig::plan), old, new, env)
-    } else {
-        planned((EdgeConfig::examine, EdgeConfig::plan), old, new, env)
-    }
-}
-
-fn planned<T>(
-    (examine, plan): ConfigReader<T>,
-    old: &RoleConfigFile,
-    new: &RoleConfigFile,
-    env: &Environment,
-) -> Result<ConfigPlan, CommandError> {
+    let of_server = [old, new].iter().all(|file| file.roles.contains(&Role::Server));
+    let role = if of_server { Role::Server } else { Role::Edge };
+    let examine = role.examiner().map_err(CommandError::unusable)?;
     let [before, after] = [old, new].map(|file| {
         let ParsedConfig { settings, errors, spelling, .. } = examine(&file.text, env);
         if errors.is_empty() {
@@ -230,7 +212,7 @@ fn planned<T>(
         Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())))
     });
     let (after, spelling) = after?;
-    Ok(plan(&before?.0, &after).spelled(&spelling))
+    Ok(before?.0.plan(&*after).spelled(&spelling))
 }
 
 /// Inserts a table at a path, and creates the tables above it.
@@ -289,6 +271,7 @@ fn only_file(dir: &Path) -> Result<PathBuf, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edge::config::EdgeConfig;
 
     #[test]
     fn the_role_is_derived_from_the_config_files_tables() {

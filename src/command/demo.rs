@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::command::admin_sockets::exchange;
-use crate::command::init::folder_on_machine;
+use crate::command::machine_files::folder_on_machine;
 use crate::command::shell_word;
 use crate::config::ProxyVariables;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};

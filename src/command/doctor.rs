@@ -2,30 +2,29 @@
 //! errors.
 
 mod client_checks;
+#[cfg(feature = "edge")]
+mod edge_checks;
 mod links;
 mod running;
+#[cfg(feature = "server")]
 mod server_checks;
 mod service_user;
-mod tokens;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use futures_util::future::LocalBoxFuture;
 use serde::Serialize;
 
 use crate::command::doctor::client_checks::{caller, check_user_targets};
-use crate::command::doctor::links::{Caller, check_servers, check_targets};
-use crate::command::doctor::running::{admin_address, check_running};
-use crate::command::doctor::server_checks::{
-    check_certificate, check_dns_answer, check_hosts_file, check_nodes, check_peers,
-};
-use crate::command::doctor::service_user::check_files;
-use crate::command::doctor::tokens::check_tokens;
-use crate::command::serve::Settings;
+use crate::command::doctor::links::check_servers;
+use crate::command::serve;
 use crate::command::{Format, Role, json};
-use crate::startup::{NotPrepared, StartupErrorCollector};
+use crate::startup::StartupErrorCollector;
+use crate::startup::daemon::DaemonConfig;
 use crate::uplink::link_dialer::messages::for_user;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -100,6 +99,29 @@ enum CheckStatus {
     Error,
 }
 
+/// A program whose config was read, and what its checks need.
+struct CheckedProgram<'a> {
+    /// The config file.
+    path: &'a Path,
+    args: &'a DoctorArgs,
+    /// The ports that its config asks for, each with its key.
+    ports: &'a [(String, SocketAddr)],
+    resolver: Resolver,
+}
+
+/// Checks a program beyond its config. Each check has its tests with their remedies. What the running process knows is
+/// asked of it, before the checks that depend on it.
+type ProgramChecks =
+    for<'a> fn(&'a dyn DaemonConfig, CheckedProgram<'a>, &'a mut DoctorFindings) -> LocalBoxFuture<'a, ()>;
+
+/// The checks of the roles that are compiled in.
+const CHECKS: &[(Role, ProgramChecks)] = &[
+    #[cfg(feature = "server")]
+    (Role::Server, |settings, program, found| Box::pin(server_checks::check(settings, program, found))),
+    #[cfg(feature = "edge")]
+    (Role::Edge, |settings, program, found| Box::pin(edge_checks::check(settings, program, found))),
+];
+
 /// Runs all checks. `variable` returns environment variables by name.
 pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> DoctorFindings {
     let mut found = DoctorFindings::default();
@@ -120,7 +142,7 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Doc
     // What prevents a start, the config included. Without a readable config there is nothing else to check.
     let mut startup = StartupErrorCollector::checking();
     let path = args.config.clone().unwrap_or_else(|| role.config());
-    let read = Settings::examine(role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
+    let read = serve::examine(role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
         for warning in warnings {
             found.add_warning("config", format!("{}: {}", warning.key, warning.text), "");
@@ -135,37 +157,12 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Doc
     if errors.iter().next().is_none() {
         found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
     }
-    // The list of checks. Each has its tests with their remedies. What the running process knows is asked of it, before
-    // the checks that depend on it.
-    match read {
-        Ok((Settings::Cloud(settings), ..)) => {
-            let settings = &settings;
-            let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
-            check_files(&path, public, settings.secrets(), &mut found);
-            for (key, file) in settings.server_certificates() {
-                found.test(async |found| check_certificate(&file, &key, found)).await;
-            }
-            let admin = admin_address(&settings.links.ports, &settings.admin).await;
-            check_running("server", &admin, None, &ports, &mut found).await;
-            check_nodes(settings, &mut found).await;
-            found.test(async |found| check_tokens(settings, &admin, &resolver, found).await).await;
-            found.test(async |found| check_peers(settings, &resolver, found).await).await;
-            found.test(async |found| check_hosts_file(settings, found)).await;
-            check_dns_answer(settings, args, resolver, &mut found).await;
+    if let Ok((settings, ..)) = read {
+        let checked = CheckedProgram { path: &path, args, ports: &ports, resolver };
+        let known = CHECKS.iter().find(|(known, _)| *known == role);
+        if let Some((_, check)) = known {
+            check(&*settings, checked, &mut found).await;
         }
-        Ok((Settings::Edge(settings), ..)) => {
-            let settings = &settings;
-            let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
-            check_files(&path, public, settings.secrets(&path), &mut found);
-            let admin = admin_address(&settings.uplink.ports, &settings.admin).await;
-            let tokens = settings.uplink.token_file.as_deref();
-            let is_linked = check_running("edge", &admin, tokens, &ports, &mut found).await;
-            if let Some(Some(caller)) = found.test(async |_| Caller::edge(settings, is_linked)).await {
-                found.test(async |found| check_servers(&caller, &resolver, found).await).await;
-            }
-            check_targets(settings, args, resolver, &mut found).await;
-        }
-        Err(NotPrepared) => {}
     }
     found
 }

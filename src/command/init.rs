@@ -8,19 +8,13 @@ use std::time::Duration;
 
 use clap::value_parser;
 
-use crate::command::CommandError;
-use crate::command::init::config_files::{edge_config, egress_selector, server_config, summary};
+use crate::command::init::config_files::{egress_selector, server_config, summary};
+use crate::command::machine_files::{checked, edge_config, folder_on_machine, host_of_server, random_token};
 use crate::command::output_dir::OutputDir;
-use crate::config::{ConfigError, ConfigErrors, Environment, Warning};
-use crate::edge::Edge;
-use crate::edge::config::EdgeConfig;
-use crate::server::Server;
-use crate::server::config::ServerConfig;
-use crate::startup::StartupErrorCollector;
+use crate::command::{CommandError, Role};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT_PREFIX;
-use tunnel_net::tls::{self};
-use tunnel_proto::names::{Host, NameError, NodeName, Target};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// Arguments of `tunnel init`.
 #[derive(Debug, Clone, clap::Args)]
@@ -128,19 +122,6 @@ impl InitAuthorities {
     }
 }
 
-/// Returns a folder as text that a config can contain.
-pub(crate) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, CommandError> {
-    let text = dir.to_str().filter(|dir| dir.starts_with('/') && !dir.contains(['"', '\\', '\'', '\n', '%']));
-    text.ok_or_else(|| {
-        CommandError::usage(format!("{option} {}: expected an absolute path without quotes", dir.display()))
-    })
-}
-
-/// Returns a random secret for a token file.
-pub(crate) fn random_token() -> String {
-    format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>())
-}
-
 /// Reads a CA; `option` names its certificate in errors.
 pub(crate) fn read_authority(
     option: &str,
@@ -211,11 +192,7 @@ fn write_cloud(
     let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
     folder.write("server/token/token", &format!("{TOKEN_FILE_HEADER}{lines}"))?;
     let here = now_at.join("server");
-    checked(
-        "server.toml",
-        ServerConfig::read(&server_config(&args.clients, &here.to_string_lossy()), &Environment::default()),
-        Server::validate,
-    )?;
+    checked(Role::Server, &server_config(&args.clients, &here.to_string_lossy()))?;
     folder.write("server/server.toml", &server_config(&args.clients, to))
 }
 
@@ -240,8 +217,7 @@ fn write_edge(
     let text = |dir: &str| edge_config(node, &servers, None, signers.kubelets.is_some(), dir);
     let here = now_at.join(&dir);
     // Checked with the paths of the unfinished files, so that no edge gets a config with which it does not start.
-    let read = EdgeConfig::read(&text(&here.to_string_lossy()), &Environment::default());
-    checked("edge.toml", read, Edge::validate)?;
+    checked(Role::Edge, &text(&here.to_string_lossy()))?;
     folder.write(&format!("{dir}/edge.toml"), &text(to))
 }
 
@@ -267,45 +243,6 @@ pub(crate) fn write_client(
 pub(crate) fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) -> Result<(), CommandError> {
     folder.write(&format!("{path}.crt"), issued.cert())?;
     folder.write(&format!("{path}.key"), issued.key())
-}
-
-/// Checks that the program would start with a config and its files, before `file` is written with it.
-pub(crate) fn checked<T>(
-    file: &str,
-    read: Result<(T, Vec<Warning>), ConfigErrors>,
-    check: impl FnOnce(&T, &mut StartupErrorCollector),
-) -> Result<(), CommandError> {
-    let found: Vec<_> = match read {
-        Ok((settings, _)) => {
-            let mut startup = StartupErrorCollector::checking();
-            check(&settings, &mut startup);
-            startup.into_errors().iter().map(|found| found.error.clone()).collect()
-        }
-        Err(errors) => errors.iter().cloned().collect(),
-    };
-    let Some(first) = found.first() else { return Ok(()) };
-    // Without the line: the file does not exist.
-    let why = ConfigError { line: None, ..first.clone() };
-    Err(CommandError::unusable(format!("cannot make {file} of these arguments: {why}")))
-}
-
-/// Parses the host of a server, which its certificate must be able to contain.
-pub(crate) fn host_of_server(text: &str) -> Result<Host, String> {
-    let host: Host = text.parse().map_err(|cause: NameError| cause.to_string())?;
-    tls::server_name(&host.to_string())
-        .map_err(|_| "expected a DNS name, or an IP address without leading zeros".to_owned())?;
-    Ok(host)
-}
-
-/// Returns a line about a node that clients of TLS cannot name, or an empty text.
-pub(crate) fn tls_note(node: &NodeName) -> String {
-    match tls::server_name(node.as_str()) {
-        Ok(_) => String::new(),
-        Err(_) => format!(
-            "note: {node} is no valid server name for TLS; [server.https] reaches it with mode = \"passthrough\", or, \
-             without target_cert, by the Host of clients that send no server name\n"
-        ),
-    }
 }
 
 pub(crate) fn refused(cause: &PkiError) -> CommandError {

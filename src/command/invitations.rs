@@ -11,14 +11,14 @@ use crate::admin::invitations::{
 };
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
-use crate::command::init::tls_note;
+use crate::command::machine_files::tls_note;
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, shell_word};
 use crate::config::Environment;
 use crate::config::value::quantity;
+use crate::invitations::ListedEnrolment;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
-use crate::invitations::store::ListedEnrolment;
 use tunnel_base::policy::NodeGlob;
 use tunnel_proto::names::{DeviceName, NodeName, Target, UserDevice, UserName};
 use tunnel_proto::printable;

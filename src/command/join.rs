@@ -1,5 +1,7 @@
 //! Joining: makes this machine a node of a cloud that has invited it, or a device of a user.
 
+#[cfg_attr(not(feature = "edge"), path = "join/without_edge.rs")]
+mod node;
 mod requests;
 pub(super) mod user;
 
@@ -8,16 +10,9 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use rustix::system::uname;
-
-use crate::command::init::config_files::edge_config;
-use crate::command::init::{checked, folder_on_machine, host_of_server, random_token, tls_note};
-use crate::command::join::requests::JoinClient;
-use crate::command::output_dir::OutputDir;
-use crate::command::{CONFIG_DIR, CommandError};
+use crate::command::CommandError;
+use crate::command::machine_files::host_of_server;
 use crate::config::Environment;
-use crate::edge::Edge;
-use crate::edge::config::EdgeConfig;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
 use tunnel_base::files;
@@ -118,7 +113,7 @@ pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result
     let output = match (code.invitee(), args.user) {
         (Invitee::User(user), true) => user::join(args, &code, user, env).await,
         (invitee @ (Invitee::Node(_) | Invitee::Nodes(_)), false) => {
-            join_node(args, &code, &node_of_this_machine(invitee, args.node.as_ref(), env)?, env).await
+            node::join(args, &code, invitee, env).await
         }
         (node @ (Invitee::Node(_) | Invitee::Nodes(_)), true) => Err(CommandError::usage(format!(
             "--user: the invitation is for node {node}; leave --user out, or ask for `tunnel invite --user`"
@@ -137,78 +132,8 @@ pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result
 const VISIBLE_NOTE: &str = "note: other users of this machine can read an invitation in a command line; next time, name \
                             a file with it, or - for stdin\n";
 
-/// Returns the name of the node that this machine becomes.
-fn node_of_this_machine(
-    invitee: &Invitee,
-    named: Option<&NodeName>,
-    env: &Environment,
-) -> Result<NodeName, CommandError> {
-    let (from, node) = match (named, invitee, env.node_name.as_deref().filter(|name| !name.is_empty())) {
-        (Some(node), ..) => ("--node", node.clone()),
-        (None, Invitee::Node(node), _) => return Ok(node.clone()),
-        (None, _, name) => {
-            let from = if name.is_some() { "NODE_NAME" } else { "the host's name" };
-            let node = name.map_or_else(|| uname().nodename().to_string_lossy().parse(), str::parse);
-            (from, node.map_err(|why| CommandError::usage(format!("{from}: {why}; set --node")))?)
-        }
-    };
-    if invitee.admits(&Invitee::Node(node.clone())) {
-        return Ok(node);
-    }
-    Err(CommandError::usage(format!(
-        "{from}: {node} does not match the invitation, which is for {invitee}; set --node, or ask for another invitation"
-    )))
-}
-
-async fn join_node(
-    args: &JoinArgs,
-    code: &InvitationCode,
-    node: &NodeName,
-    env: &Environment,
-) -> Result<String, CommandError> {
-    let to = folder_on_machine("--install-dir", &args.install_dir)?;
-    // Local steps that can fail come first, because an invitation can be used only once.
-    let folder = OutputDir::resume(&args.install_dir, ENTRIES.map(str::to_owned))?;
-    let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
-    let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
-    join_client
-        .join(|folder, servers, dns| {
-            let config = |dir: &str| edge_config(node, servers, dns, false, dir);
-            folder.write("edge.toml", &config(to))?;
-            let here = folder.unfinished();
-            let read = EdgeConfig::read(&config(&here.to_string_lossy()), &Environment::default());
-            checked("edge.toml", read, Edge::validate)
-        })
-        .await?;
-    Ok(format!(
-        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
-         or, to let systemd start it now and at every boot:\n{}{}",
-        systemd_lines(to),
-        tls_note(node),
-    ))
-}
-
-/// Returns what to type so that systemd runs the edge with the config in this folder.
-fn systemd_lines(dir: &str) -> String {
-    let mut lines = String::new();
-    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    if users.lines().any(|line| line.starts_with("tunnel:")) {
-        lines += &format!(
-            "  chgrp -R tunnel {dir} && chmod -R g+rX {dir}    # the package's unit runs as tunnel\n"
-        );
-    }
-    if dir != CONFIG_DIR {
-        lines += &format!(
-            "  systemctl edit tunnel-edge    # [Service], ExecStart=, ExecStart=tunnel edge -c {dir}/edge.toml\n"
-        );
-    }
-    lines + &format!("  systemctl enable --now tunnel-edge    {UNIT_SOURCE}\n")
-}
-
 /// Where the units are, as a comment of a shell.
 const UNIT_SOURCE: &str = "# a unit of the package, of install.sh, or of deploy/systemd";
 
-/// The future contents of the folder.
+/// The contents of the folder of a node.
 const ENTRIES: [&str; 3] = ["edge.toml", "certs", "token"];
-const TOKEN_FILE: &str = "token/token";
-const CA_FILE: &str = "certs/ca.crt";

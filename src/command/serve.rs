@@ -8,12 +8,13 @@ use tracing::warn;
 
 use crate::command::{Format, Role};
 use crate::config::config_watch::{ConfigFile, tell_warnings};
-use crate::config::{Environment, Warning};
-use crate::edge::Edge;
+use crate::config::{Environment, ParsedConfig, Warning};
+#[cfg(feature = "edge")]
 use crate::edge::config::EdgeConfig;
 use crate::parts;
-use crate::server::Server;
+#[cfg(feature = "server")]
 use crate::server::config::ServerConfig;
+use crate::startup::daemon::DaemonConfig;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::files;
 use tunnel_net::reload::warn_of_readers;
@@ -75,134 +76,102 @@ impl DaemonArgs {
     }
 }
 
-/// The config of a server or an edge.
-#[derive(Debug)]
-pub enum Settings {
-    /// A server's config.
-    Cloud(Box<ServerConfig>),
-    /// An edge's config.
-    Edge(Box<EdgeConfig>),
+/// How the config of each role that is compiled in is read.
+const ROLES: &[(Role, ConfigExaminer)] = &[
+    #[cfg(feature = "server")]
+    (Role::Server, |text, env| ServerConfig::examine(text, env).map(|config| Box::new(config) as _)),
+    #[cfg(feature = "edge")]
+    (Role::Edge, |text, env| EdgeConfig::examine(text, env).map(|config| Box::new(config) as _)),
+];
+
+/// A config with its file and warnings.
+pub type ExaminedConfig = (Box<dyn DaemonConfig>, ConfigFile, Vec<Warning>);
+
+/// A config with its file, unless it cannot be read.
+pub type ReadConfig = Result<(Box<dyn DaemonConfig>, ConfigFile), NotPrepared>;
+
+type ConfigExaminer = fn(&str, &Environment) -> ParsedConfig<Box<dyn DaemonConfig>>;
+
+impl Role {
+    /// Returns how the role's config is read.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason if this program was built without the role.
+    pub(crate) fn examiner(self) -> Result<ConfigExaminer, &'static str> {
+        parts::named(self.name())?;
+        let known = ROLES.iter().find(|(role, _)| *role == self);
+        known.map(|(_, examine)| *examine).ok_or("this program was built without this role")
+    }
 }
 
-impl Settings {
-    /// Reads the config, and logs its warnings. `variable` returns environment variables by name.
-    pub fn read(
-        role: Role,
-        path: &Path,
-        kubeconfig: Option<&Path>,
-        variable: fn(&str) -> Option<String>,
-        startup: &mut StartupErrorCollector,
-    ) -> Result<(Self, ConfigFile), NotPrepared> {
-        let (settings, file, warnings) = Self::examine(role, path, kubeconfig, variable, startup)?;
-        tell_warnings(&warnings);
-        if kubeconfig.is_some()
-            && startup.is_clear()
-            && let Some(why) = settings.uses_no_kubernetes()
-        {
-            warn!(key = "--kubeconfig", reason = %why, "kubeconfig ignored");
-        }
-        for (key, path) in settings.secrets(&file.path) {
-            warn_of_readers(&startup.spelled(&key), &path);
-        }
-        Ok((settings, file))
+/// Reads the config, and logs its warnings. `variable` returns environment variables by name.
+pub fn read(
+    role: Role,
+    path: &Path,
+    kubeconfig: Option<&Path>,
+    variable: fn(&str) -> Option<String>,
+    startup: &mut StartupErrorCollector,
+) -> ReadConfig {
+    let (settings, file, warnings) = examine(role, path, kubeconfig, variable, startup)?;
+    tell_warnings(&warnings);
+    if kubeconfig.is_some()
+        && startup.is_clear()
+        && let Some(why) = settings.uses_no_kubernetes()
+    {
+        warn!(key = "--kubeconfig", reason = %why, "kubeconfig ignored");
     }
-
-    /// Reads the last good copy of an edge's config, for a start that its file prevents. Returns `None` if none is kept,
-    /// or if it is the same as the file.
-    pub fn read_copy(
-        path: &Path,
-        kubeconfig: Option<&Path>,
-        variable: fn(&str) -> Option<String>,
-        startup: &mut StartupErrorCollector,
-    ) -> Option<Result<(Self, ConfigFile), NotPrepared>> {
-        let copy = copy_of(path, variable)?;
-        let text = files::read_text(&copy).ok()?;
-        if files::read_text(path).is_ok_and(|file| file == text) {
-            return None;
-        }
-        let read = Self::read(Role::Edge, &copy, kubeconfig, variable, startup);
-        Some(read.map(|(mut settings, file)| {
-            if let Self::Edge(edge) = &mut settings {
-                edge.is_last_good = true;
-            }
-            (settings, ConfigFile { path: path.to_owned(), copy: Some(copy), ..file })
-        }))
+    for (key, path) in settings.secrets(&file.path) {
+        warn_of_readers(&startup.spelled(&key), &path);
     }
+    Ok((settings, file))
+}
 
-    /// Like [`Self::read`], but logs nothing.
-    pub fn examine(
-        role: Role,
-        path: &Path,
-        kubeconfig: Option<&Path>,
-        variable: fn(&str) -> Option<String>,
-        startup: &mut StartupErrorCollector,
-    ) -> Result<(Self, ConfigFile, Vec<Warning>), NotPrepared> {
-        let text = files::read_text(path).map_err(|cause| {
-            let first = match (cause.kind(), role) {
-                (io::ErrorKind::NotFound, Role::Server) => "make one with tunnel init, or ",
-                (io::ErrorKind::NotFound, Role::Edge) => {
-                    "join a cloud with the command that tunnel invite prints on its server, or "
-                }
-                _ => "",
-            };
-            format!(
-                "cannot read the config {}: {cause}; {first}name another with --config=FILE",
-                path.display()
-            )
-        });
-        let text = startup.collect(StartupErrorKind::Config, &["--config"], text)?;
-        let environment =
-            Environment { kubeconfig: kubeconfig.map(Path::to_owned), ..Environment::read(variable) };
-        let (settings, warnings) = match role {
-            Role::Server => {
-                let (settings, warnings) = startup.settings(ServerConfig::examine(&text, &environment));
-                (Self::Cloud(Box::new(settings)), warnings)
+/// Reads the last good copy of an edge's config, for a start that its file prevents. Returns `None` if none is kept,
+/// or if it is the same as the file.
+pub fn read_copy(
+    path: &Path,
+    kubeconfig: Option<&Path>,
+    variable: fn(&str) -> Option<String>,
+    startup: &mut StartupErrorCollector,
+) -> Option<ReadConfig> {
+    let copy = copy_of(path, variable)?;
+    let text = files::read_text(&copy).ok()?;
+    if files::read_text(path).is_ok_and(|file| file == text) {
+        return None;
+    }
+    let read = read(Role::Edge, &copy, kubeconfig, variable, startup);
+    Some(read.map(|(mut settings, file)| {
+        settings.set_last_good();
+        (settings, ConfigFile { path: path.to_owned(), copy: Some(copy), ..file })
+    }))
+}
+
+/// Like [`read`], but logs nothing.
+pub fn examine(
+    role: Role,
+    path: &Path,
+    kubeconfig: Option<&Path>,
+    variable: fn(&str) -> Option<String>,
+    startup: &mut StartupErrorCollector,
+) -> Result<ExaminedConfig, NotPrepared> {
+    let examine = startup.collect(StartupErrorKind::Config, &[role.name()], role.examiner())?;
+    let text = files::read_text(path).map_err(|cause| {
+        let first = match (cause.kind(), role) {
+            (io::ErrorKind::NotFound, Role::Server) => "make one with tunnel init, or ",
+            (io::ErrorKind::NotFound, Role::Edge) => {
+                "join a cloud with the command that tunnel invite prints on its server, or "
             }
-            Role::Edge => {
-                let (settings, warnings) = startup.settings(EdgeConfig::examine(&text, &environment));
-                (Self::Edge(Box::new(settings)), warnings)
-            }
+            _ => "",
         };
-        let copy = if role == Role::Edge { copy_of(path, variable) } else { None };
-        Ok((settings, ConfigFile { path: path.to_owned(), text, environment, copy }, warnings))
-    }
-
-    /// Checks for everything that would prevent a start, without starting anything.
-    pub fn check(&self, startup: &mut StartupErrorCollector) {
-        match self {
-            Self::Cloud(settings) => Server::validate(settings, startup),
-            Self::Edge(settings) => Edge::validate(settings, startup),
-        }
-    }
-
-    /// Returns the reason why Kubernetes is not used; `None` if it is used.
-    fn uses_no_kubernetes(&self) -> Option<&'static str> {
-        match self {
-            Self::Edge(edge) => {
-                let unused =
-                    "an edge uses Kubernetes only for its certificate; set enabled = true in [edge.csr]";
-                edge.csr.is_none().then_some(unused)
-            }
-            Self::Cloud(cloud) => {
-                if let Err(why) = parts::KUBERNETES {
-                    return Some(why);
-                }
-                let asks = cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some();
-                let proves = cloud.csr.is_some() || cloud.service_account.is_some();
-                let unused = "no key requires Kubernetes; set publish or kubernetes_service of [server.peers], kubernetes = true in \
-                              [server.addresses], name of [server.service_account], or profiles of [server.csr]";
-                (!asks && !proves).then_some(unused)
-            }
-        }
-    }
-
-    /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
-    fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
-        match self {
-            Self::Cloud(settings) => settings.secrets(),
-            Self::Edge(settings) => settings.secrets(config),
-        }
-    }
+        format!("cannot read the config {}: {cause}; {first}name another with --config=FILE", path.display())
+    });
+    let text = startup.collect(StartupErrorKind::Config, &["--config"], text)?;
+    let environment =
+        Environment { kubeconfig: kubeconfig.map(Path::to_owned), ..Environment::read(variable) };
+    let (settings, warnings) = startup.settings(examine(&text, &environment));
+    let copy = if role == Role::Edge { copy_of(path, variable) } else { None };
+    Ok((settings, ConfigFile { path: path.to_owned(), text, environment, copy }, warnings))
 }
 
 /// Returns the path of the last good copy of an edge's config file, in the directory that systemd makes for the service.

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use crate::command::file_edit::FileEdit;
-use crate::command::init::{random_token, tls_note};
+use crate::command::machine_files::{random_token, tls_note};
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, Role, examples, json};
 use crate::config::Environment;

@@ -1,5 +1,7 @@
 //! Tables of an edge's config, except those of its listener.
 
+pub mod csr;
+
 use crate::config::value::forms;
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Tables of the parts that use Kubernetes: `[server.service_account]`, `[server.csr]`, `[edge.csr]`,
+//! Tables of the parts of a server that use Kubernetes: `[server.service_account]`, `[server.csr]`,
 //! `[server.node_ports]` and `[server.node_names]`.
 
 pub mod node_names;
@@ -6,7 +6,6 @@ pub mod ports;
 
 use crate::config::value::forms;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,8 +13,9 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
-use crate::config::cluster::{self, ClusterSettings, reached};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::required_cluster::{MAX_LIFETIME, MIN_LIFETIME, required_cluster};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::Millis;
 use tunnel_proto::names::Host;
@@ -165,18 +165,6 @@ pub(crate) fn service_account(
     Some(ServiceAccountConfig { cluster: cluster?, ..account })
 }
 
-/// Returns the cluster if a table needs one. `key` is the key that needs it, for the error if there is none.
-fn required_cluster(
-    table: &ConfigTableReader<'_>,
-    key: &'static str,
-    is_needed: bool,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<ClusterSettings> {
-    let error = |why| table.error(key, Some("requires Kubernetes".to_owned()), why, report);
-    is_needed.then(|| reached(env).map_err(error).ok()).flatten()
-}
-
 /// One of the names in a certificate.
 struct CertificateName(Host);
 
@@ -190,63 +178,4 @@ impl<'de> Deserialize<'de> for CertificateName {
 fn certificate_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
     let names = Vec::<CertificateName>::deserialize(deserializer)?;
     Ok(names.into_iter().map(|CertificateName(name)| name.to_string()).collect())
-}
-
-/// The minimum in Kubernetes, in milliseconds.
-const MIN_LIFETIME: u64 = 600 * 1000;
-
-/// Ten years, in milliseconds.
-const MAX_LIFETIME: u64 = 10 * 366 * 24 * 3600 * 1000;
-
-/// `[edge.csr]`: certificate that identifies this edge, with or without a token, issued by a signer of its cluster
-/// (CertificateSigningRequests). The edge requests it as its node with the kubeconfig of --kubeconfig=FILE,
-/// usually the kubelet's. Only root may read that file and its key, so the edge runs as root. The command
-/// `tunnel approve` approves the request. The servers must accept such certificates first (edge_ca of `[server.csr]`).
-/// The token is used until a certificate is issued, and for every second attempt with a server that closes connections
-/// made with it. Without a token the edge waits for its certificate. Requires a program built with Kubernetes.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default)]
-pub struct EdgeCsrConfig {
-    /// Whether to request the certificate.
-    pub enabled: bool,
-    /// File of certificate and key, written and renewed by the edge. Only its user may read it.
-    #[serde(deserialize_with = "forms::file")]
-    pub file: PathBuf,
-    /// Requested validity. Default: the signer decides, usually a year.
-    ///
-    /// Example: `"720h"`
-    #[serde(with = "Millis::<MIN_LIFETIME, MAX_LIFETIME>")]
-    pub lifetime: Option<Duration>,
-    /// The cluster to send the request to, as this node.
-    #[serde(skip)]
-    pub cluster: ClusterSettings,
-    /// `NODE_IP`, which the certificate contains.
-    #[serde(skip)]
-    pub node_ip: Option<IpAddr>,
-}
-
-impl Default for EdgeCsrConfig {
-    fn default() -> Self {
-        Self {
-            enabled: false,
-            file: "/var/lib/tunnel/pki/agent.pem".into(),
-            lifetime: None,
-            cluster: ClusterSettings::default(),
-            node_ip: None,
-        }
-    }
-}
-
-/// Reads `[edge.csr]`. Returns `None` if the token alone identifies this edge.
-pub(crate) fn edge_csr(
-    edge: &mut ConfigTableReader<'_>,
-    node_ip: Option<IpAddr>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<EdgeCsrConfig> {
-    let mut table = edge.table("csr", report);
-    let csr: EdgeCsrConfig = table.fields(report);
-    let cluster = required_cluster(&table, "enabled", csr.enabled, env, report);
-    table.close(&csr, report);
-    Some(EdgeCsrConfig { cluster: cluster?, node_ip, ..csr })
 }

@@ -12,6 +12,30 @@ use crate::config::table::ConfigTableReader;
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::serde_forms::non_empty;
 
+/// `[server.tls]`: the TLS versions and cipher suites that a server accepts.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Tls {
+    /// Minimum TLS version, "1.2" or "1.3".
+    pub min_version: TlsVersion,
+    /// TLS 1.2 cipher suites by Go's names. Default: all secure ones.
+    ///
+    /// Example: `["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]`
+    pub cipher_suites: Vec<String>,
+}
+
+/// A TLS version that may be set as the oldest one that a server accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub enum TlsVersion {
+    /// TLS 1.2.
+    #[default]
+    #[serde(rename = "1.2")]
+    V12,
+    /// TLS 1.3.
+    #[serde(rename = "1.3")]
+    V13,
+}
+
 /// `[server.connect] and [server.http_proxy] and [server.https] and [server.egress] and [server.admin] and [edge.admin]`:
 /// names of clients.
 #[derive(Debug, Default, Deserialize, Serialize)]

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::config::access::{AccessConfig, PasswordAuthConfig};
 use crate::config::admin_listener::AdminConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::edge::csr::{self, EdgeCsrConfig};
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
-use crate::config::kubernetes::{self, EdgeCsrConfig};
 use crate::config::plan::{ConfigPlan, add};
 use crate::config::table::ConfigTableReader;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
-use crate::listener::http_proxy::{self, EdgeProxyConfig};
+use crate::edge::http_proxy::{self, EdgeProxyConfig};
 
 /// The validated config of an edge: the tables below `[edge]`, and values of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,10 +63,10 @@ impl EdgeConfig {
         plan.judge(&self.access(), &new.access());
         add(&mut plan.judges, *allow != new.allow, "edge.allow");
         match (http_proxy, &new.http_proxy) {
-            (Some(_), None) => add(&mut plan.closes, true, http_proxy::EDGE_KEY),
-            (None, proxy) => add(&mut plan.opens, proxy.is_some(), http_proxy::EDGE_KEY),
+            (Some(_), None) => add(&mut plan.closes, true, http_proxy::KEY),
+            (None, proxy) => add(&mut plan.opens, proxy.is_some(), http_proxy::KEY),
             (Some(old), Some(new)) => {
-                add(&mut plan.reopens, old.of_port() != new.of_port(), http_proxy::EDGE_KEY);
+                add(&mut plan.reopens, old.of_port() != new.of_port(), http_proxy::KEY);
             }
         }
         for (differs, key) in [
@@ -83,7 +83,7 @@ impl EdgeConfig {
 
     /// Returns the access rules of the proxy and of operators, by the key of the table.
     pub(crate) fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        let proxy = self.http_proxy.iter().map(|proxy| (http_proxy::EDGE_KEY, &proxy.access));
+        let proxy = self.http_proxy.iter().map(|proxy| (http_proxy::KEY, &proxy.access));
         proxy.chain([(ADMIN, &self.admin.access)]).collect()
     }
 
@@ -125,7 +125,7 @@ impl EdgeConfig {
         let mut table = file.table("edge", report);
         config::other_role(&mut file, &table, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
-        let csr = kubernetes::edge_csr(&mut table, node_ip, env, report);
+        let csr = csr::csr(&mut table, node_ip, env, report);
         let uplink = edge::uplink(&mut table, env, csr.is_some(), report);
         let ports = ("uplink.admin_listen", &uplink.ports);
         let admin = admin_listener::admin(&mut table, "edge", ports, env, report);
@@ -133,7 +133,7 @@ impl EdgeConfig {
         let allow = table.settings("allow", report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
         let target_tls = edge::target_tls(&mut table, report);
-        let http_proxy = http_proxy::read_edge(&mut table, report);
+        let http_proxy = http_proxy::read(&mut table, report);
         for table in [table, file] {
             table.finish(report);
         }

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::invitations::invitee::Invitee;
-use crate::invitations::store::SecretHash;
 
 /// The code of an invitation or a join key. It is a secret; it is displayed in the form that is given to the machine.
 #[derive(Clone, PartialEq, Eq)]
@@ -19,6 +19,11 @@ pub struct InvitationCode {
 
 /// The first half of the SHA-256 of a CA certificate (DER).
 pub type Pin = [u8; PIN_BYTES];
+
+/// Returns the pin of a CA certificate (DER).
+pub fn pin_of(certificate: &[u8]) -> Pin {
+    digest(&SHA256, certificate).as_ref().first_chunk().copied().unwrap_or_default()
+}
 
 /// Error parsing an [`InvitationCode`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -47,11 +52,6 @@ impl InvitationCode {
     /// Returns the secret that identifies the invitation. Only the code's holder knows it: servers store its hash.
     pub fn secret(&self) -> String {
         URL_SAFE_NO_PAD.encode(self.secret)
-    }
-
-    /// Returns the hash under which servers store the invitation.
-    pub(crate) fn hash(&self) -> SecretHash {
-        SecretHash::of(&self.secret())
     }
 }
 

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::admission::connect::ConnectProtocol;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen::{self, ListenAddress};
 use crate::config::listen_tls;
+use crate::config::listen_tls::Tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
-use crate::config::server::Tls;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::listener::connect::ConnectProtocol;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::Networks;
 use tunnel_proto::frame::SessionCategory;

@@ -12,8 +12,8 @@ use crate::config::WarningKind;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls;
+use crate::config::listen_tls::Tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
-use crate::config::server::Tls;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::authenticated::TlsListenerProtocol;
@@ -21,9 +21,8 @@ use crate::listener::http::{
     NodePortConfig, NodePortProtocol, NodePorts, bind, by_text, node_ports, warn_if_open,
 };
 use crate::listener::passthrough::Passthrough;
-use crate::listener::{
-    BoundPort, FileKind, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::startup::tls_files::{FileKind, NamedFile};
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;

@@ -8,8 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tracing::{Span, debug, field, info_span};
 
-use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
-use crate::listener::denial::Denial;
+use crate::admission::denial::Denial;
+use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 
 use tunnel_net::socket::Connection as _;
 use tunnel_net::tls::client_hello::{ClientHello, NotTls};

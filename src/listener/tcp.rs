@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
+use crate::admission::denial::Denial;
+use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::PortTlsState;
-use crate::config::server::Tls;
+use crate::config::listen_tls::Tls;
 use crate::config::table::ConfigTableReader;
-use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
-use crate::listener::denial::Denial;
 use crate::listener::tcp::range::ListenPortRange;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
 use crate::registry::Finder;

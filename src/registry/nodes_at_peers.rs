@@ -6,9 +6,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::paths::node_not_found::NodeNotFound;
 use crate::registry::Finder;
 use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
-use crate::registry::node_not_found::NodeNotFound;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{Found, FrameKind};
 use tunnel_proto::names::{Instance, NodeName};

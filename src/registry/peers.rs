@@ -25,11 +25,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::info_span;
 
+use crate::paths::node_not_found::PeerError;
 use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
 use crate::registry::peers::node_list::CachedPeerNodes;
 use crate::registry::peers::peer::Peer;
-use crate::registry::peers::peer_dialer::{PeerDialContext, PeerDialer, PeerError};
+use crate::registry::peers::peer_dialer::{PeerDialContext, PeerDialer};
 use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
 use tunnel_link::link::Link;

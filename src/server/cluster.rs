@@ -45,19 +45,19 @@ impl KubernetesView {
         let of_addresses = settings.addresses.cluster.as_ref();
         let book = Arc::new(AddressBook::new(settings.addresses.nodes.clone(), of_addresses.is_some()));
         if let Some(cluster) = of_addresses {
-            with_kubernetes!(api::addresses::follow(cluster, &book, readiness, drain), else ());
+            with_kubernetes!(api::server::addresses::follow(cluster, &book, readiness, drain), else ());
         }
         if let Some(csr) = &settings.csr {
-            with_kubernetes!(api::csr::keep_server(csr, readiness, drain), else ());
+            with_kubernetes!(api::server::csr::keep_server(csr, readiness, drain), else ());
         }
         // Without the table, a value that never changes stands in, so that its readers need no second case.
         let ports = settings.ports.as_ref().map_or_else(
             unchanging,
-            |ports| with_kubernetes!(api::keep::ports(ports, own, readiness, drain), else unchanging()),
+            |ports| with_kubernetes!(api::server::keep::ports(ports, own, readiness, drain), else unchanging()),
         );
         let service_addresses = settings.node_names.as_ref().map_or_else(unchanging, |names| {
             let pod = &settings.pod_name;
-            with_kubernetes!(api::keep::node_names(names, pod, readiness, drain), else unchanging())
+            with_kubernetes!(api::server::keep::node_names(names, pod, readiness, drain), else unchanging())
         });
         Self {
             pods: follow_pods(settings, grpc, drain),
@@ -81,7 +81,7 @@ fn follow_pods(settings: &ServerConfig, grpc: u16, drain: &Drain) -> Option<Serv
     let service = settings.peers.kubernetes_service.clone()?;
     // The config check ensures that there is an address.
     let own = SocketAddr::new(settings.pod_ip?, grpc);
-    with_kubernetes!(Some(api::cluster::follow_pods(cluster, service, own, drain)), else None)
+    with_kubernetes!(Some(api::server::cluster::follow_pods(cluster, service, own, drain)), else None)
 }
 
 /// Follows the pods of edges, if the config has their ServiceAccount.
@@ -91,7 +91,7 @@ fn follow_edge_pods(
     drain: &Drain,
 ) -> Option<Arc<dyn PodTokenReviewer>> {
     let account = settings.service_account.as_ref()?;
-    with_kubernetes!(Some(api::pod_tokens::follow(account, readiness, drain)), else None)
+    with_kubernetes!(Some(api::server::pod_tokens::follow(account, readiness, drain)), else None)
 }
 
 /// Watches the Nodes, if the config uses anything that requires the permission to list them.
@@ -107,5 +107,5 @@ fn follow_nodes(
     let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(tokens);
     let cluster = cluster.or(names.map(|names| &names.cluster))?;
     let edges = names.map(|names| names.edges.clone());
-    with_kubernetes!(Some(api::cluster::follow_nodes(cluster, edges, readiness, drain)), else None)
+    with_kubernetes!(Some(api::server::cluster::follow_nodes(cluster, edges, readiness, drain)), else None)
 }

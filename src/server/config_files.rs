@@ -8,12 +8,12 @@ use tracing::{error, warn};
 
 use crate::config::server::LinkListenerConfig;
 use crate::config::server::invitations::InvitationStoreKind;
-use crate::invitations::AdvertisedCa;
-use crate::listener::authenticated::tls_params;
+use crate::enrolment::AdvertisedCa;
 use crate::listener::egress;
 use crate::server::config::ServerConfig;
 use crate::server::edge_links;
 use crate::session_io::rights::RightsChange;
+use crate::startup::tls_files::tls_params;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::targets::Targets;

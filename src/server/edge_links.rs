@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
 
-use crate::invitations::{OpenedEnrolments, next_change};
+use crate::enrolment::{OpenedEnrolments, next_change};
 use crate::kubernetes::PodTokenReviewer;
 use crate::registry::Registry;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tracing::info_span;
 
 use crate::config::server::invitations::InvitationStoreKind;
-use crate::invitations::shared_state::SharedContent as _;
-use crate::invitations::shared_text::{EtcdTextStore, FileTextStore, TextStore};
-use crate::invitations::store::Enrolments;
-use crate::invitations::{AdvertisedCa, JoinRefusal, OpenedEnrolments, SharedEnrolments, next_change};
+use crate::enrolment::shared_state::SharedContent as _;
+use crate::enrolment::shared_text::{EtcdTextStore, FileTextStore, TextStore};
+use crate::enrolment::store::Enrolments;
+use crate::enrolment::{AdvertisedCa, JoinRefusal, OpenedEnrolments, SharedEnrolments, next_change};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
@@ -58,7 +58,7 @@ fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn TextSto
         }
         InvitationStoreKind::Secret => {
             let cluster = settings.cluster?;
-            with_kubernetes!(api::secret::shared(&cluster, settings.secret), else return None)
+            with_kubernetes!(api::server::secret::shared(&cluster, settings.secret), else return None)
         }
     })
 }

@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::{debug, field, info_span};
 
+use crate::paths::PathProvider as _;
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, BridgeTarget, bridge, spawn_to_plain};
 use crate::server::link_events::edge_access::RequestFromEdge;

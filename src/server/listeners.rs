@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
+use crate::admission::access::AccessPolicies;
+use crate::admission::{AccessPolicy, CertificateRequest, ListenerContext};
+use crate::config::listen_tls::Tls;
 use crate::config::plan::log_changed;
-use crate::config::server::Tls;
-use crate::listener::access::AccessPolicies;
-use crate::listener::admission::{AccessPolicy, CertificateRequest, ListenerContext};
 use crate::listener::{BoundPort, ListenerDeps};
 use crate::server::config::ConfiguredListener;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};

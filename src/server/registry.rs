@@ -74,7 +74,7 @@ fn store(
                 move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
             let cluster = settings.peers.cluster.as_ref()?;
             let pods = shared.cluster.pods.as_ref();
-            with_kubernetes!(Some(api::cluster::records(cluster, name, server, pods, lives)), else None)
+            with_kubernetes!(Some(api::server::cluster::records(cluster, name, server, pods, lives)), else None)
         }
     }
 }
@@ -99,7 +99,7 @@ fn record_filter(
         Box::new(move || {
             let cluster = cluster.clone();
             Box::pin(async {
-                with_kubernetes!(api::cluster::nodes(cluster, None).await, else Ok(Default::default()))
+                with_kubernetes!(api::server::cluster::nodes(cluster, None).await, else Ok(Default::default()))
             })
         })
     });

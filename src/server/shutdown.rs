@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::admin::readiness::DRAINING_CONDITION;
+use crate::paths::PathProvider as _;
 use crate::server::{Drains, Server, ServerContext};
 use tunnel_base::drain::Drained;
 use tunnel_link::table::SessionTable;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::admission::basis::ClientIdentity;
+use crate::admission::denial::Denial;
+use crate::admission::{AccessPolicy, ListenerContext};
 use crate::invitations::JoinedDevice;
-use crate::listener::admission::basis::ClientIdentity;
-use crate::listener::admission::{AccessPolicy, ListenerContext};
-use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_denial::LinkDenial;
 use crate::server::rates::RateLimiter;
@@ -191,7 +191,7 @@ async fn prove(
     token: &str,
     from: IpAddr,
     shared: &ServerContext,
-) -> Result<JoinedDevice, LinkDenial> {
+) -> Result<Arc<dyn JoinedDevice>, LinkDenial> {
     let why = "the device has not joined for this user, was revoked, or has another token";
     let enrolment = shared.enrolment.get().ok_or_else(|| LinkDenial::token(&GuessError::Wrong(why)))?;
     let name = device.to_string();

@@ -4,6 +4,17 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
+use crate::startup::signals::Signals;
+
+/// Reports that the process is up, then waits for a signal. Cancel safe.
+pub(crate) async fn wait_stop(signals: &mut Signals) {
+    notify_ready();
+    tokio::select! {
+        () = signals.next() => notify_stopping(),
+        () = run_watchdog() => {}
+    }
+}
+
 /// Reports that the service is ready, so that dependent units may start.
 pub fn notify_ready() {
     notify(&[NotifyState::Ready]);

@@ -14,8 +14,8 @@ use tracing::info_span;
 use crate::admin::readiness::Readiness;
 use crate::config::edge::{ServerAddress, ServerEntry};
 use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
-use crate::registry::uplinks::Uplinks;
-use crate::route::{OpenError, PathProvider, SessionRequest, SessionRouter};
+use crate::paths::uplinks::Uplinks;
+use crate::route::{OpenError, SessionRequest, SessionRouter};
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
 use crate::uplink::link_dialer::{
     DialPreference, LinkDialer, NewLink, ServerEndpoint, UplinkFailure, UserIdentity,
@@ -149,12 +149,7 @@ impl UserUplinks {
             redial: Notify::new(),
             sent_until_closed: Mutex::default(),
         });
-        let route = SessionRouter::new(
-            PathProvider::Uplinks(uplinks.clone()),
-            table.clone(),
-            OPEN_TIMEOUT,
-            RESUME_TIMEOUT,
-        );
+        let route = SessionRouter::new(uplinks.clone(), table.clone(), OPEN_TIMEOUT, RESUME_TIMEOUT);
         Ok((Self { route, uplinks, table, pool, metrics, links }, reconnector))
     }
 

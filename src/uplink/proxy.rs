@@ -1,6 +1,6 @@
 //! A user's proxy: listeners on her machine, whose sessions run over her links.
 
-use crate::listener::client_handler;
+use crate::admission::client_handler;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tracing::{info, info_span};
 
-use crate::listener::admission::destination::destination_mapping::DestinationMapping;
-use crate::listener::admission::heads::PendingLimits;
-use crate::listener::admission::{ListenerContext, ListenerProtocol, sessions};
-use crate::listener::http_proxy;
-use crate::listener::http_proxy::HttpProxyProtocol;
-use crate::listener::socks5::Socks5;
+use crate::admission::destination::destination_mapping::DestinationMapping;
+use crate::admission::heads::PendingLimits;
+use crate::admission::http_proxy;
+use crate::admission::http_proxy::HttpProxyProtocol;
+use crate::admission::socks5::Socks5;
+use crate::admission::{ListenerContext, ListenerProtocol, sessions};
 use crate::session_io::judged::JudgedSessions;
 use crate::uplink::client::{MAX_SESSIONS, UserUplinks};
 use tunnel_base::drain::Drain;
@@ -57,7 +57,7 @@ impl UserProxy {
         };
         clients
             .spawn(info_span!("refusals"), links.metrics.refusals.clone().sum_up(clients.clone().started()));
-        spawn(http_proxy::KIND.name, http, HttpProxyProtocol, &context);
+        spawn(http_proxy::NAME, http, HttpProxyProtocol, &context);
         spawn("socks5", socks5, Socks5, &context);
         Self { links, clients }
     }

@@ -15,7 +15,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::SecretString;
-use crate::registry::uplinks::Uplinks;
+use crate::paths::uplinks::Uplinks;
 use crate::uplink::link_dialer::{DialPreference, LinkDialer, NewLink, UplinkFailure};
 use crate::uplink::moves::{ListPlace, MAX_DIALS, dial_elsewhere};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};

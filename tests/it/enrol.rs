@@ -13,7 +13,7 @@ use tunnel::command::join::{self, JoinArgs};
 use tunnel::command::token::{self, TokenCommand};
 use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
-use tunnel::invitations::JoinRefusal;
+use tunnel::enrolment::JoinRefusal;
 use tunnel::invitations::code::InvitationCode;
 use tunnel::registry::history::WhyUnlinked;
 use tunnel::uplink::client::{UserCredentials, UserLinkConfig};

@@ -9,7 +9,7 @@ use tokio_rustls::TlsConnector;
 use tunnel::command::CommandError;
 use tunnel::command::join::{self, JoinArgs};
 use tunnel::config::Environment;
-use tunnel::invitations::NewInvitation;
+use tunnel::enrolment::NewInvitation;
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 

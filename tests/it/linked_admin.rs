@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tunnel::invitations::store::SecretHash;
+use tunnel::enrolment::store::SecretHash;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::UserUplinks;
 use tunnel_link::table::handles::Session;

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tunnel::config::Environment;
 use tunnel::config::cluster::ClusterSettings;
-use tunnel::config::kubernetes::EdgeCsrConfig;
+use tunnel::config::edge::csr::EdgeCsrConfig;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
 use tunnel_net::tls::link_auth::LinkCaFiles;

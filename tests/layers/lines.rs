@@ -10,10 +10,10 @@ const LIMITED: [&str; 9] =
 const EXEMPT: [(&str, usize, &str); 16] = [
     ("admin/certificate_expiry.rs", 1, "once while the disk of the audit log is full"),
     ("admin/sessions.rs", 1, "an operator who has proved a name ends sessions that exist"),
-    ("invitations.rs", 5, "operators change rights; once for each join"),
-    ("invitations/shared_state.rs", 1, "the first of several failed reads of the store"),
+    ("enrolment.rs", 5, "operators change rights; once for each join"),
+    ("enrolment/shared_state.rs", 1, "the first of several failed reads of the store"),
     ("link/backup.rs", 4, "timers of this end decide when a link is unresponsive"),
-    ("listener/auth.rs", 1, "the users file is read"),
+    ("admission/auth.rs", 1, "the users file is read"),
     ("listener/intercept/reconciler.rs", 4, "start, stop, config, and changes of the kernel's answer"),
     ("listener/tcp.rs", 1, "once for each port"),
     ("registry/peers/addresses.rs", 1, "each new error of DNS, which a timer asks"),

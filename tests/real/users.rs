@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 use tunnel::config::{ProxyVariables, SecretString};
-use tunnel::invitations::store::SecretHash;
+use tunnel::enrolment::store::SecretHash;
 use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserLinkError, UserUplinks};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tunnel::registry::Finder;
 use tunnel::registry::Registry;
-use tunnel::route::{PathProvider, SessionRouter};
+use tunnel::route::SessionRouter;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_proto::frame::Remote;
@@ -59,8 +59,7 @@ impl Simulation {
         let real = plan.scenario != Scenario::Pods && !plan.wild;
         let route = real.then(|| {
             let finder = Finder::without_peers(registry.clone(), table.instance());
-            SessionRouter::new(PathProvider::Nodes(finder), table.clone(), patience, plan.grace)
-                .with_chance(chance)
+            SessionRouter::new(finder, table.clone(), patience, plan.grace).with_chance(chance)
         });
         let place = Place {
             at,

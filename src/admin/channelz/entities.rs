@@ -7,12 +7,12 @@ use std::sync::Arc;
 use prost_types::Timestamp;
 use tokio::time::Instant;
 
+use crate::admin::AdminContext;
 use crate::admin::channelz::wire::channel_connectivity_state::State;
 use crate::admin::channelz::wire::{
     Address, Channel, ChannelConnectivityState, ChannelData, ChannelRef, Security, Server, ServerData,
     ServerRef, Socket, SocketData, SocketRef, address, security,
 };
-use crate::admin::{AdminContext, AdminProcess};
 use tunnel_base::policy::canonical_ip;
 use tunnel_link::link::Link;
 use tunnel_link::link::stats::Traffic;
@@ -50,13 +50,13 @@ impl Entities {
     /// Returns the dialled links.
     pub(super) fn channels(&self) -> EntitiesById<Channel> {
         let channel = |link: &Arc<Link>| (channel_id(link), self.channel(link));
-        self.links().iter().filter(|link| is_dialled(link)).map(channel).collect()
+        self.admin.side.links().iter().filter(|link| is_dialled(link)).map(channel).collect()
     }
 
     /// Returns the accepted links.
     pub(super) fn server_sockets(&self) -> EntitiesById<SocketRef> {
         let socket = |link: &Arc<Link>| (socket_id(link), socket_ref(link));
-        self.links().iter().filter(|link| !is_dialled(link)).map(socket).collect()
+        self.admin.side.links().iter().filter(|link| !is_dialled(link)).map(socket).collect()
     }
 
     /// Returns all sockets, including the listening one.
@@ -68,18 +68,13 @@ impl Entities {
             ..Socket::default()
         });
         let socket = |link: &Arc<Link>| (socket_id(link), self.socket(link));
-        self.links().iter().map(socket).chain(listener.map(|listener| (LISTENER, listener))).collect()
-    }
-
-    fn links(&self) -> Vec<Arc<Link>> {
-        match &self.admin.side {
-            AdminProcess::Cloud(server) => {
-                let nodes = server.finder.registry.overview(0).linked.into_iter();
-                let nodes = nodes.map(|(_, _, linked, _)| linked.link);
-                nodes.chain(server.finder.peers().into_iter().flat_map(|peers| peers.links())).collect()
-            }
-            AdminProcess::Edge(uplinks) => uplinks.all(),
-        }
+        self.admin
+            .side
+            .links()
+            .iter()
+            .map(socket)
+            .chain(listener.map(|listener| (LISTENER, listener)))
+            .collect()
     }
 
     fn channel(&self, link: &Link) -> Channel {

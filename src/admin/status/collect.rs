@@ -1,44 +1,14 @@
 //! Collects the [`StatusResponse`] of the process.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustix::system::uname;
 use tokio::time::Instant;
 
-use crate::admin::readiness::DNS_CONDITION;
-use crate::admin::status::{
-    DisconnectedStatus, LinkEndStatus, LinkStatus, PublisherStatus, ReportedError, SessionStatus,
-    StatusResponse, Totals,
-};
-use crate::admin::{AdminContext, AdminProcess};
-use crate::invitations::OpenedEnrolments;
-use crate::registry::Finder;
-use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
-use crate::registry::links::NodeLinkRole;
-use crate::registry::peers::PeerHandle;
-use crate::registry::snapshot::RegistrySnapshot;
-use crate::session_io::judged::SessionSubject;
+use crate::admin::AdminContext;
+use crate::admin::status::{LinkStatus, SessionStatus, StatusResponse, Totals};
 use tunnel_link::link::Link;
 use tunnel_link::table::session::view::SessionView;
-use tunnel_proto::names::{NodeName, ServerDisplayName};
-
-/// The parts of a server whose status is served.
-#[derive(Debug, Clone)]
-pub struct ServerStatusSource {
-    /// The name that this server announces, or its process if another server announces the same name.
-    pub name: Option<ServerDisplayName>,
-    /// Knows the nodes that are linked here, the peers, and their nodes.
-    pub finder: Arc<Finder>,
-    /// Maximum number of links for which there is memory.
-    pub max_links: usize,
-    /// Kind of the record store, as a fixed word; `None` if nothing is published.
-    pub publishes: Option<&'static str>,
-    /// Enrolment by invitation, once it is enabled.
-    pub enrolment: OpenedEnrolments,
-    /// Port to which edges link.
-    pub port: u16,
-}
 
 /// Converts times of this process to wall clock times. It is set once, so that a moment always has the same time.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +47,6 @@ impl AdminContext {
         let table = &self.table;
         let (count, sessions) = table.overview(MAX_SESSIONS);
         let mut status = StatusResponse {
-            role: "edge".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             instance: format!("{:?}", table.instance()),
             host: uname().nodename().to_string_lossy().into_owned(),
@@ -96,97 +65,11 @@ impl AdminContext {
             sessions: sessions.into_iter().map(|one| self.session(one)).collect(),
             ..StatusResponse::default()
         };
-        match &self.side {
-            AdminProcess::Cloud(server) => self.add_server(server, &mut status),
-            AdminProcess::Edge(uplinks) => {
-                status.node = Some(uplinks.node().to_string());
-                for link in uplinks.all().into_iter().rev() {
-                    let server = link.ends().and_then(|ends| ends.server_name.as_ref());
-                    let server = server.map_or_else(|| "server".to_owned(), ToString::to_string);
-                    status.links.push(self.link(server.clone(), &link));
-                    if let Some(interactive) = link.interactive() {
-                        let link = self.link(server, &interactive);
-                        status.links.push(LinkStatus { state: "interactive".into(), ..link });
-                    }
-                }
-            }
-        }
+        self.side.add_status(self, &mut status);
         status
     }
 
-    fn add_server(&self, server: &ServerStatusSource, status: &mut StatusResponse) {
-        status.role = "server".into();
-        let links = usize::try_from(self.metrics.links.all()).unwrap_or_default();
-        status.room = Some(server.max_links.saturating_sub(links));
-        // Sessions of users' links count as sessions, like those that end here.
-        let relayed = self.judged.relayed().into_iter().filter_map(|one| self.relayed_session(one));
-        for session in relayed {
-            status.totals.sessions += 1;
-            status.totals.sessions_relayed -=
-                usize::from(session.state == "relayed").min(status.totals.sessions_relayed);
-            status.totals.bytes_to_target += session.sent_bytes;
-            status.totals.bytes_to_client += session.received_bytes;
-            if status.sessions.len() < MAX_SESSIONS {
-                status.sessions.push(session);
-            }
-        }
-        let RegistrySnapshot { linked, mut disconnected, drops } =
-            server.finder.registry.overview(MAX_DISCONNECTED);
-        let mut absent = self.absent(server);
-        absent.retain(|absent| disconnected.iter().all(|known| known.node != absent.node));
-        absent.truncate(MAX_DISCONNECTED.saturating_sub(disconnected.len()));
-        disconnected.append(&mut absent);
-        status.links = linked
-            .into_iter()
-            .map(|(node, role, linked, error)| {
-                let mut link = self.link(node.to_string(), &linked.link);
-                match role {
-                    NodeLinkRole::Primary => {}
-                    NodeLinkRole::Previous => link.state = "previous".into(),
-                    NodeLinkRole::Interactive => link.state = "interactive".into(),
-                    NodeLinkRole::Retiring => link.state = "retiring".into(),
-                }
-                link.address = Some(linked.from.to_string());
-                link.error = error.map(|error| self.error(&error));
-                link
-            })
-            .collect();
-        status.disconnected =
-            disconnected.into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
-        let drop = |(node, error): (NodeName, NodeLinkError)| LinkEndStatus {
-            name: node.to_string(),
-            time: self.clock.time(error.at),
-            reason: error.why.to_string(),
-        };
-        status.drops = drops.into_iter().map(drop).collect();
-        let known = server.finder.peers();
-        let peers: Vec<_> = known.into_iter().flat_map(|peers| peers.all()).collect();
-        let mut names = self.server_names(server, &peers).into_iter();
-        status.name = names.next();
-        status.peers = names
-            .zip(&peers)
-            .map(|(name, peer)| {
-                let problems = peer.up().zip(known).and_then(|(link, known)| known.problems_at(&link));
-                LinkStatus { problems, ..self.peer(name, peer) }
-            })
-            .collect();
-        status.publisher = server.publishes.map(|store| PublisherStatus {
-            store: store.into(),
-            records: self.metrics.dns_records.get(),
-            failures: self.metrics.dns_publish_failures.get(),
-            error: self.readiness.trouble(DNS_CONDITION),
-        });
-    }
-
-    fn peer(&self, name: String, server: &PeerHandle) -> LinkStatus {
-        let error = server.last_error().map(|why| ReportedError { time: None, text: why.to_string() });
-        match server.up() {
-            Some(link) => LinkStatus { error, ..self.link(name, &link) },
-            None => LinkStatus { name, state: "not_linked".into(), error, ..LinkStatus::default() },
-        }
-    }
-
-    fn link(&self, name: String, link: &Link) -> LinkStatus {
+    pub(crate) fn link(&self, name: String, link: &Link) -> LinkStatus {
         let ends = link.ends();
         let traffic = link.traffic();
         LinkStatus {
@@ -230,57 +113,7 @@ impl AdminContext {
             received_bytes: view.received_bytes,
         }
     }
-
-    /// Returns the status of a session that this server relays for a user, or `None` if it has no path now.
-    fn relayed_session(&self, subject: SessionSubject) -> Option<SessionStatus> {
-        let id = subject.id?;
-        let relayed = subject.relayed?;
-        let traffic = self.table.relays.traffic(id);
-        let state = if traffic.is_some() { "relayed" } else { "parked" };
-        let (to_acceptor, to_opener) = traffic.unwrap_or_default();
-        Some(SessionStatus {
-            id: id.to_string(),
-            node: subject.node?.to_string(),
-            target: relayed.target.map(|target| target.to_string()),
-            client: Some(relayed.client),
-            user: subject.user.map(Into::into),
-            listener: Some(relayed.listener.to_owned()),
-            state: state.into(),
-            link: None,
-            since: self.clock.time(relayed.started),
-            resume_count: relayed.resumed,
-            sent_bytes: to_acceptor,
-            received_bytes: to_opener,
-        })
-    }
-
-    /// Returns the status of a node without a link here.
-    pub(crate) fn disconnected(
-        &self,
-        server: &ServerStatusSource,
-        unlinked: UnlinkedNode,
-    ) -> DisconnectedStatus {
-        let UnlinkedNode { node, at, error, why } = server.finder.last_loss(unlinked);
-        let state = match why {
-            _ if server.finder.knows(&node) => "moved",
-            WhyUnlinked::Lost => "down",
-            WhyUnlinked::Refused => "refused",
-            WhyUnlinked::Absent => "absent",
-        };
-        DisconnectedStatus {
-            name: node.to_string(),
-            time: self.clock.time(at),
-            state: state.into(),
-            error: error.map(|error| self.error(&error)),
-        }
-    }
-
-    fn error(&self, error: &NodeLinkError) -> ReportedError {
-        ReportedError { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
-    }
 }
 
 /// Maximum number of sessions in the status.
-const MAX_SESSIONS: usize = 1000;
-/// Maximum number of disconnected nodes in the status.
-const MAX_DISCONNECTED: usize = 100;
+pub(crate) const MAX_SESSIONS: usize = 1000;

@@ -1,10 +1,10 @@
 //! Opening sessions as the settings say: at a CONNECT port, or over a link of this process.
 
+use crate::admission::denial::Denial;
 use crate::command::CommandError;
 use crate::command::client::ClientSettings;
 use crate::command::connect::port::ConnectPortClient;
 use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
-use crate::listener::denial::Denial;
 use crate::uplink::client::{UserLinkError, UserUplinks};
 use tunnel_proto::names::Target;
 

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use crate::admission::denial::Denial;
 use crate::command::client;
 use crate::command::doctor::links::Caller;
 use crate::command::doctor::{DoctorArgs, DoctorFindings, Finding, Tested, WARN_BEFORE_EXPIRY_DAYS};
 use crate::config::Environment;
-use crate::listener::denial::Denial;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use tunnel_net::tls::{TlsClientConfig, Trust, certificate, link_alpn, pem};
 use tunnel_proto::hello::{UserHello, UserProof};

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -16,32 +15,26 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_util::either::Either;
 
-use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
-use crate::command::doctor::{DoctorArgs, DoctorFindings, Finding, TIMEOUT, Tested, check_of};
+use crate::command::doctor::{DoctorFindings, Finding, TIMEOUT, Tested, check_of};
 use crate::config::ProxyVariables;
 use crate::config::edge::ServerAddress;
-use crate::edge::config::EdgeConfig;
 use crate::uplink::link_dialer::messages::{connection_hint, hint as tls_remedy, refusal_hint, user_hint};
 use crate::uplink::link_dialer::websocket::{self, FORCED, NO_HTTP_2, reason_of_call, reason_of_tls};
 use tunnel_base::drain::Drain;
-use tunnel_base::files;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
-use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::path_mtu::{self, REMEDY};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust, link_alpn};
+use tunnel_net::tls::{self, Trust};
 use tunnel_net::websocket::WebSocket;
-use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::EdgeHello;
 use tunnel_proto::names::{Host, Instance, NodeName, Target};
 
 /// The edge or the user's program that would link.
@@ -62,43 +55,6 @@ pub(super) struct Caller {
     /// Its instance and the metadata that prove it. `None` while the edge of this node is linked: for the servers, this
     /// command is another process with the node's name, so it proves nothing.
     pub(super) hello: Option<(Instance, HeaderMap)>,
-}
-
-impl Caller {
-    /// Returns what the edge links with; `None` if its files have errors, which the check of the config has reported.
-    pub(super) fn edge(settings: &EdgeConfig, is_linked: bool) -> Tested<Option<Self>> {
-        let uplink = &settings.uplink;
-        let has_token = uplink.token.is_some() || uplink.token_file.is_some();
-        let certificate = settings.csr.as_ref().filter(|_| !has_token).map(|csr| &csr.file);
-        if let Some(file) = certificate.filter(|file| !file.exists()) {
-            let hint = "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
-            let text = format!("{} does not exist yet", file.display());
-            return Err(Finding::error("certificate", text, "a certificate, or a token", hint));
-        }
-        let identity = certificate.map(|file| IdentityFiles { cert: file.clone(), key: file.clone() });
-        let trust = Trust::Ca(uplink.ca.clone());
-        let Ok(tls) = (TlsClientConfig { trust, identity, alpn: link_alpn() }).load() else {
-            return Ok(None);
-        };
-        let text = match (&uplink.token, &uplink.token_file) {
-            (Some(token), _) => token.reveal().to_owned(),
-            (None, Some(file)) => files::read_text(file).unwrap_or_default(),
-            (None, None) => String::new(),
-        };
-        let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-        let instance = Instance::random();
-        let node = uplink.node.clone();
-        Ok(Some(Self {
-            servers: (uplink.server_addresses().collect(), "edge.uplink.servers"),
-            proxy: uplink.proxy.clone(),
-            tls: tls.load(),
-            ca: Some(uplink.ca.clone()),
-            ca_key: "edge.uplink.ca",
-            name: node.to_string(),
-            hello: (!is_linked).then(|| (instance, EdgeHello::edge_request(&node, token, instance))),
-            node,
-        }))
-    }
 }
 
 /// Checks that each server can be reached, and accepts the caller.
@@ -312,44 +268,6 @@ async fn link(
     Ok(())
 }
 
-/// Dials targets as the edge does.
-pub(super) async fn check_targets(
-    settings: &EdgeConfig,
-    args: &DoctorArgs,
-    resolver: Resolver,
-    found: &mut DoctorFindings,
-) {
-    let dialer = TargetDialer {
-        role: TargetDialerRole::Node(settings.uplink.node.clone()),
-        own: LocalAddresses::of_interfaces(settings.own.clone()),
-        targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
-        resolver,
-    };
-    for target in &args.target {
-        match dialer.dial(target, TIMEOUT).await {
-            Ok(_) => found.add_ok("target", format!("{target} accepts connections")),
-            Err(why) => {
-                let (expectation, hint) = target_remedy(why.refusal.code);
-                found.add_error("target", why.refusal.reason, expectation, hint);
-            }
-        }
-    }
-}
-
-/// Returns what was expected of a target that was not dialled because of this error, and a hint.
-fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
-    match code {
-        ErrorCode::NotAllowed => (
-            "a target that the edge may dial",
-            "add it to targets in [edge.allow], and keep the entries of the list",
-        ),
-        ErrorCode::TargetTimeout => {
-            ("a target that answers", "check its address, and that no firewall drops connections to it")
-        }
-        _ => ("a target that accepts connections", "start the service, and check its address and port"),
-    }
-}
-
 /// The connection of a link.
 type Secured = TlsStream<Buffered<Either<TcpStream, WebSocket>>>;
 
@@ -357,16 +275,3 @@ type Secured = TlsStream<Buffered<Either<TcpStream, WebSocket>>>;
 const WEBSOCKET: &str = "websocket";
 const WEBSOCKET_TLS: &str = "websocket tls";
 const WEBSOCKET_HINT: &str = "let the proxy pass HTTP/2 (gRPC) or TLS to the server: links are faster then; otherwise let it pass WebSockets";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn doctor_gives_different_remedies_for_forbidden_refused_and_silent_targets() {
-        let codes = [ErrorCode::NotAllowed, ErrorCode::TargetUnreachable, ErrorCode::TargetTimeout];
-        let [forbidden, refused, silent] = codes.map(|code| target_remedy(code).1);
-        assert!(forbidden.contains("[edge.allow]") && refused.contains("start the service"));
-        assert!(silent.contains("firewall") && !refused.contains("edge.allow"));
-    }
-}

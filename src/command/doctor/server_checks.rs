@@ -1,5 +1,7 @@
 //! Checks of a server: certificates, tokens, peers, and records of its nodes.
 
+mod tokens;
+
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -7,12 +9,16 @@ use std::path::Path;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use crate::command::doctor::running::{admin_address, check_running};
+use crate::command::doctor::server_checks::tokens::check_tokens;
+use crate::command::doctor::service_user::check_files;
 use crate::command::doctor::{
-    DoctorArgs, DoctorFindings, Finding, TIMEOUT, Tested, WARN_BEFORE_EXPIRY_DAYS, check_of,
+    CheckedProgram, DoctorArgs, DoctorFindings, Finding, TIMEOUT, Tested, WARN_BEFORE_EXPIRY_DAYS, check_of,
 };
 use crate::config::server::registry::PublishTo;
 use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
+use crate::startup::daemon::DaemonConfig;
 use tunnel_base::files;
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
@@ -21,8 +27,29 @@ use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust, pem};
 use tunnel_proto::names::{Host, Target};
 
+/// Makes all checks of a server.
+pub(super) async fn check(
+    settings: &dyn DaemonConfig,
+    CheckedProgram { path, args, ports, resolver }: CheckedProgram<'_>,
+    found: &mut DoctorFindings,
+) {
+    let Some(settings) = settings.of::<ServerConfig>() else { return };
+    let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
+    check_files(path, public, settings.secrets(), found);
+    for (key, file) in settings.server_certificates() {
+        found.test(async |found| check_certificate(&file, &key, found)).await;
+    }
+    let admin = admin_address(&settings.links.ports, &settings.admin).await;
+    check_running("server", &admin, None, ports, found).await;
+    check_nodes(settings, found).await;
+    found.test(async |found| check_tokens(settings, &admin, &resolver, found).await).await;
+    found.test(async |found| check_peers(settings, &resolver, found).await).await;
+    found.test(async |found| check_hosts_file(settings, found)).await;
+    check_dns_answer(settings, args, resolver, found).await;
+}
+
 /// Adds the names and the expiry of a file's certificate, and any problems with it.
-pub(super) fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindings) -> Tested {
+fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindings) -> Tested {
     let Some(leaf) = pem::leaf(file) else { return Ok(()) };
     let shown = format!("{key}: {}", file.display());
     let summary = certificate::summary(&leaf).map_err(|why| {
@@ -50,10 +77,10 @@ pub(super) fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindin
 }
 
 /// Checks that the cluster has a Node on which the manifests allow servers to run.
-pub(super) async fn check_nodes(settings: &ServerConfig, found: &mut DoctorFindings) {
+async fn check_nodes(settings: &ServerConfig, found: &mut DoctorFindings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
     let nodes: Result<BTreeSet<String>, String> = with_kubernetes!(
-        api::cluster::nodes(cluster.clone(), Some(SERVER_NODE_LABEL)).await,
+        api::server::cluster::nodes(cluster.clone(), Some(SERVER_NODE_LABEL)).await,
         else Ok(Default::default())
     );
     match nodes {
@@ -74,11 +101,7 @@ pub(super) async fn check_nodes(settings: &ServerConfig, found: &mut DoctorFindi
 const SERVER_NODE_LABEL: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks that peers can be found and reached, and present a server's certificate.
-pub(super) async fn check_peers(
-    settings: &ServerConfig,
-    resolver: &Resolver,
-    found: &mut DoctorFindings,
-) -> Tested {
+async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut DoctorFindings) -> Tested {
     let known = &settings.peers;
     let mut all = known.addresses.clone();
     if let Some(at @ Target { host: Host::Name(name), .. }) = &known.dns_name {
@@ -142,7 +165,7 @@ fn peer_remedy(fault: &TlsHandshakeError) -> &'static str {
 
 /// Checks that the hosts file contains this server's lines. For other stores, `/readyz` of the running server reports
 /// errors.
-pub(super) fn check_hosts_file(settings: &ServerConfig, found: &mut DoctorFindings) -> Tested {
+fn check_hosts_file(settings: &ServerConfig, found: &mut DoctorFindings) -> Tested {
     let file = settings.dns.hosts_file.as_ref().filter(|_| settings.dns.publish == PublishTo::Hosts);
     let Some(file) = file else { return Ok(()) };
     let text = files::read_text(file).map_err(|why| {
@@ -156,7 +179,7 @@ pub(super) fn check_hosts_file(settings: &ServerConfig, found: &mut DoctorFindin
 }
 
 /// Checks that the name of the requested node resolves to a server.
-pub(super) async fn check_dns_answer(
+async fn check_dns_answer(
     settings: &ServerConfig,
     args: &DoctorArgs,
     system: Resolver,

@@ -1,8 +1,9 @@
 //! The config files, and the closing message.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 
-use crate::command::init::{APISERVER, EGRESS_PORT, GRPC_PORT, InitArgs, edge_folder, tls_note};
+use crate::command::init::{APISERVER, EGRESS_PORT, GRPC_PORT, InitArgs, edge_folder};
+use crate::command::machine_files::{quoted_list, tls_note};
 use crate::command::shell_word;
 use tunnel_proto::names::{Host, NodeName, Target};
 
@@ -49,51 +50,6 @@ names = [{names}]
         );
     }
     text
-}
-
-/// Returns the TOML config of the edge of a node, with its files in that folder. `dns` is the name in the certificate of
-/// the server, if it differs from the dialled one. With `has_kubelet` there is a certificate for the node's kubelet.
-pub(crate) fn edge_config(
-    node: &NodeName,
-    servers: &[Target],
-    dns: Option<&Host>,
-    has_kubelet: bool,
-    dir: &str,
-) -> String {
-    let dns = dns.map_or_else(String::new, |dns| format!("tls_server_name = \"{dns}\"\n"));
-    let mut text = format!(
-        r#"# Config of the edge of {node}: tunnel edge -c {dir}/edge.toml
-# Written for this node only; docs/reference/edge.toml describes every key.
-
-[edge.uplink]
-node = "{node}"
-token_file = "{dir}/token/token"
-ca = "{dir}/certs/ca.crt"
-servers = [{}]
-{dns}
-# Clients can reach services of this machine only.
-[edge.allow]
-targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
-"#,
-        quoted_list(servers)
-    );
-    if has_kubelet {
-        let _ = write!(
-            text,
-            r#"
-# The client certificate for this node's kubelet.
-[edge.target_tls]
-cert = "{dir}/certs/apiserver-kubelet-client.crt"
-key = "{dir}/certs/apiserver-kubelet-client.key"
-"#
-        );
-    }
-    text
-}
-
-/// Returns the items of a list in TOML, which need no escapes.
-pub(crate) fn quoted_list(items: &[impl Display]) -> String {
-    items.iter().map(|item| format!("\"{item}\"")).collect::<Vec<_>>().join(", ")
 }
 
 /// The directory that the packaged units allow the program to write.

@@ -6,6 +6,10 @@ use clap::Parser as _;
 use crate::command::{Args, Command};
 use crate::config::server::invitations::InvitationStoreKind;
 
+use crate::config::Environment;
+use crate::edge::config::EdgeConfig;
+use crate::server::config::ServerConfig;
+
 use super::*;
 
 fn init_args(dir: &Path, more: &[&str]) -> InitArgs {
@@ -195,8 +199,7 @@ fn a_name_that_no_certificate_can_contain_is_refused_with_its_flag() {
 
 #[test]
 fn an_error_in_a_generated_config_names_no_line() {
-    let read = ServerConfig::read("[server.links]\nlisten = \"nowhere\"\n", &Environment::default());
-    let error = checked("server.toml", read, Server::validate).unwrap_err();
+    let error = checked(Role::Server, "[server.links]\nlisten = \"nowhere\"\n").unwrap_err();
     assert!(
         error.code == 78 && error.text.starts_with("cannot make server.toml of these arguments: server."),
         "{error}"

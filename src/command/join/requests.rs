@@ -18,8 +18,7 @@ use crate::command::CommandError;
 use crate::command::join::JoinArgs;
 use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
-use crate::invitations::AdvertisedCa;
-use crate::invitations::code::InvitationCode;
+use crate::invitations::code::{InvitationCode, pin_of};
 use crate::uplink::link_dialer::messages::{for_user, no_connection};
 use crate::uplink::link_dialer::websocket::{self, reason_of_tls};
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
@@ -213,8 +212,7 @@ impl<'a> JoinClient<'a> {
         let pin = self.code.pin();
         let fits = |block: &&str| {
             let mut block = block.as_bytes();
-            rustls_pemfile::certs(&mut block)
-                .any(|der| der.is_ok_and(|der| AdvertisedCa::pin_of(&der) == pin))
+            rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| pin_of(&der) == pin))
         };
         let pinned = shown.split_inclusive(CERTIFICATE_END).find(fits);
         let pinned =

@@ -6,10 +6,9 @@ use std::path::Path;
 
 use crate::command::CommandError;
 use crate::command::client::{device_of_this_machine, token_in};
-use crate::command::init::config_files::quoted_list;
-use crate::command::init::random_token;
 use crate::command::join::requests::JoinClient;
 use crate::command::join::{JoinArgs, UNIT_SOURCE};
+use crate::command::machine_files::{quoted_list, random_token};
 use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;

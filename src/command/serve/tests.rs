@@ -17,7 +17,8 @@ use proptest::prelude::*;
 
 use crate::config::access::{AccessConfig, PasswordAuthConfig};
 use crate::config::admin_ports::AdminPorts;
-use crate::config::server::{LinkListenerConfig, TlsVersion};
+use crate::config::listen_tls::TlsVersion;
+use crate::config::server::LinkListenerConfig;
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;

@@ -7,7 +7,7 @@ use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::ports::NAMESPACE;
-use crate::config::kubernetes::required_cluster;
+use crate::config::required_cluster::required_cluster;
 use crate::config::table::ConfigTableReader;
 use tunnel_base::policy::NodeGlob;
 

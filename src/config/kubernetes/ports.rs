@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::kubernetes::required_cluster;
+use crate::config::required_cluster::required_cluster;
 use crate::config::table::ConfigTableReader;
 
 /// `[server.node_ports]`: ports of nodes, listed in a ConfigMap while the servers run, as in YurtTunnel. Keys of the

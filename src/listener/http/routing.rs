@@ -7,11 +7,12 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use crate::listener::admission::AccessPolicy;
-use crate::listener::admission::basis::ClientIdentity;
-use crate::listener::denial::Denial;
-use crate::listener::forward::headers::{TUNNEL_DEST, TUNNEL_HOST};
+use crate::admission::AccessPolicy;
+use crate::admission::basis::ClientIdentity;
+use crate::admission::denial::Denial;
+use crate::admission::forward::headers::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::http::NodePortProtocol;
+use crate::paths::PathProvider as _;
 use tunnel_base::addresses::{AddressBook, LocateError};
 use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::off_limits::is_off_limits;

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::listener::ListenerDeps;
+use crate::paths::PathProvider as _;
 use tunnel_proto::names::NodeName;
 
 /// Starts searches for nodes, and keeps when each node was searched for.

@@ -13,7 +13,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::registry::peers::peer_dialer::{PeerDialContext, PeerError};
+use crate::paths::node_not_found::PeerError;
+use crate::registry::peers::peer_dialer::PeerDialContext;
 use tunnel_link::backup::BackupDialer;
 use tunnel_link::link::Link;
 use tunnel_proto::names::{self};

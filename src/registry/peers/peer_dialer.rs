@@ -14,6 +14,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use crate::paths::node_not_found::PeerError;
 use crate::registry::Registry;
 use tunnel_base::drain::Drain;
 use tunnel_link::grpc::LinkContext;
@@ -29,33 +30,6 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::peer::PeerTls;
 use tunnel_proto::names::{Host, Instance};
-
-/// Why a peer could not be asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PeerError {
-    /// No link could be made. The cause contains a hint.
-    #[error("peer {at} cannot be reached: {cause}")]
-    NoLink {
-        /// The address.
-        at: SocketAddr,
-        /// The reason.
-        cause: String,
-    },
-    /// Its certificate is not a peer's. The cause contains what is wrong with it.
-    #[error("peer {at} cannot be reached: {cause}")]
-    NotAPeer {
-        /// The address.
-        at: SocketAddr,
-        /// The reason.
-        cause: String,
-    },
-    /// It is linked and does not answer.
-    #[error("peer {0} does not answer")]
-    Silent(String),
-    /// The address is this server's own.
-    #[error("{0} is this server")]
-    SelfDial(SocketAddr),
-}
 
 impl PeerError {
     /// Returns true if the remote end is not a peer.

@@ -8,8 +8,10 @@ use futures_util::FutureExt as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::registry::node_not_found::{NodeNotFound, RESTARTED};
-use crate::route::{MOVE_WAIT, PathProvider, PathSearch};
+use crate::paths::PathProvider;
+use crate::paths::node_not_found::{NodeNotFound, RESTARTED};
+use crate::registry::PeerPaths;
+use crate::route::{MOVE_WAIT, PathSearch};
 use crate::server::ServerContext;
 
 use tunnel_link::link::Link;
@@ -37,10 +39,10 @@ impl ServerContext {
         // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
         let finder = self.finder.clone();
-        let paths = if own { PathProvider::Peers(finder) } else { PathProvider::Nodes(finder) };
+        let paths: Arc<dyn PathProvider> = if own { Arc::new(PeerPaths(finder)) } else { finder };
         let resumes = request.resumes();
         let timeout = if resumes { PATH_SEARCH_TIME } else { self.route.open_timeout };
-        let mut search = PathSearch::new(&paths, &node, instance, Instant::now() + timeout, rand::random);
+        let mut search = PathSearch::new(&*paths, &node, instance, Instant::now() + timeout, rand::random);
         if !resumes {
             search = search.at_most(MOVE_WAIT);
         }

@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 use tracing::info_span;
 
 use crate::admin::requester::LinkedUser;
-use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
-use crate::listener::denial::Denial;
+use crate::admission::denial::Denial;
+use crate::admission::{Admission, ListenerContext, OpenRequest};
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
 use crate::server::user_links::AuthenticatedUser;
@@ -124,8 +124,8 @@ fn refusal(denial: &Denial, context: &ListenerContext, guessed: bool) -> Session
 mod tests {
     use std::sync::Arc;
 
-    use crate::listener::admission::AccessPolicy;
-    use crate::listener::admission::tests::context;
+    use crate::admission::AccessPolicy;
+    use crate::admission::tests::context;
     use crate::session_io::tests::linked;
     use tunnel_base::addresses::AddressBook;
     use tunnel_base::drain::Drain;

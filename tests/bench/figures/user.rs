@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::Result;
-use tunnel::invitations::store::SecretHash;
+use tunnel::enrolment::store::SecretHash;
 
 use super::Bench;
 use crate::load::Kind;

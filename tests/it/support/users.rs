@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use http::HeaderMap;
 use tonic::Code;
 use tunnel::config::{ProxyVariables, SecretString};
-use tunnel::invitations::store::SecretHash;
+use tunnel::enrolment::store::SecretHash;
 use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;

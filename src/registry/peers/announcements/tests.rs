@@ -7,8 +7,9 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::paths::node_not_found::PeerError;
 use crate::registry::LinkedNode;
-use crate::registry::peers::peer_dialer::{PeerDialer, PeerError};
+use crate::registry::peers::peer_dialer::PeerDialer;
 use crate::registry::peers::tests::{peers, settled};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;

@@ -1,0 +1,153 @@
+//! Invitations, created and revoked through the admin socket of a server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use serde::Deserialize;
+
+use crate::admin::invitations::{
+    InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
+};
+use crate::admin::requester::AdminRequester;
+use crate::admin::responses::{AdminAnswer, json, plain_text, read_json};
+use crate::enrolment::{NewInvitation, SharedEnrolments};
+use crate::invitations::invitee::Invitee;
+use tunnel_proto::names::{Target, UserDevice};
+
+/// The JSON body of a request to create or revoke an invitation, at the admin socket of a server.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct InvitationRequest {
+    /// Whom to invite, or what to revoke: an [`Invitee`].
+    subject: Option<String>,
+    /// Validity of the invitation.
+    seconds: Option<u64>,
+    /// Number of nodes that may use the join key.
+    uses: Option<u32>,
+    /// ID of the join key to revoke, instead of a subject.
+    key: Option<String>,
+    /// Whether to revoke the nodes that came by that key, too.
+    with_nodes: bool,
+}
+
+/// Returns the response to `POST /invitations`. `port` is the port to which edges link.
+pub(crate) async fn invite(
+    enrolment: Option<&Arc<SharedEnrolments>>,
+    port: u16,
+    request: Request<Incoming>,
+    requester: &AdminRequester,
+) -> AdminAnswer {
+    let (enrolment, invitee, wish) = parse_request(enrolment, request, requester).await?;
+    let (invitee, lasting) = check_invitation(invitee, &wish)
+        .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))?;
+    let made = enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await;
+    let NewInvitation { code, until, key, host } = made.map_err(|why| enrolment_error(&why))?;
+    let cloud = host.map_or_else(|| format!("CLOUD:{port}"), |host| Target { host, port }.to_string());
+    Ok(json(&InvitationResponse { code: code.to_string(), until, cloud, key }))
+}
+
+/// Returns whom to invite, and for how long.
+fn check_invitation(
+    invitee: Option<Invitee>,
+    wish: &InvitationRequest,
+) -> Result<(Invitee, Duration), String> {
+    let invitee = invitee.ok_or("subject: missing")?;
+    let max_seconds = match (&invitee, wish.uses) {
+        (Invitee::Device(_), _) => return Err("subject: a device is named when it joins".into()),
+        (Invitee::Nodes(_), Some(1..=MAX_USES)) => MAX_KEY_SECONDS,
+        (Invitee::Nodes(_), _) => return Err(format!("uses: expected 1 to {MAX_USES}")),
+        (_, Some(_)) => return Err("uses: only a pattern of nodes has a number of uses".into()),
+        (_, None) => MAX_INVITATION_SECONDS,
+    };
+    let seconds = wish.seconds.filter(|seconds| (MIN_INVITATION_SECONDS..=max_seconds).contains(seconds));
+    let seconds =
+        seconds.ok_or_else(|| format!("seconds: expected {MIN_INVITATION_SECONDS} to {max_seconds}"))?;
+    Ok((invitee, Duration::from_secs(seconds)))
+}
+
+/// Returns the response to `GET /invitations`: those that have joined or are invited.
+pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> AdminAnswer {
+    let all = enrolment.ok_or_else(no_invitations)?.list().await;
+    all.map(|all| json(&all)).map_err(|why| enrolment_error(&why))
+}
+
+/// Returns the response to `POST /revocations`.
+pub(crate) async fn revoke(
+    enrolment: Option<&Arc<SharedEnrolments>>,
+    request: Request<Incoming>,
+    requester: &AdminRequester,
+) -> AdminAnswer {
+    let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
+        parse_request(enrolment, request, requester).await?;
+    let who = requester.to_string();
+    // A join key is revoked by its ID alone, because several keys may have one pattern.
+    let (revoked, none) = match (key, subject) {
+        (Some(key), _) => {
+            let none = format!(
+                "no open join key has the ID {key}; tunnel invitations list prints the keys, and --with-nodes revokes \
+                 the nodes that came by a closed one\n"
+            );
+            (enrolment.end_key(&key, with_nodes, &who).await, none)
+        }
+        (None, None | Some(Invitee::Nodes(_))) => {
+            let why = "subject: expected a node or a user, or the key's ID\n";
+            return Err(plain_text(StatusCode::BAD_REQUEST, why));
+        }
+        (None, Some(subject)) => {
+            let revoked = enrolment.revoke(&subject, &who).await;
+            let name = subject.to_string();
+            let all = enrolment.list().await.unwrap_or_default();
+            let is_user = all.iter().any(|one| one.user.as_ref() == Some(&name));
+            let user = if is_user { format!("; {name} is a user: set --user {name}") } else { String::new() };
+            let none = format!(
+                "{} has not joined by an invitation, and has no open one{user}; tunnel invitations list prints those \
+                 that have. A token of the token file is revoked there\n",
+                name.trim_end_matches('/')
+            );
+            (revoked, none)
+        }
+    };
+    match revoked {
+        Ok(true) => Ok(plain_text(StatusCode::OK, "revoked\n")),
+        Ok(false) => Err(plain_text(StatusCode::NOT_FOUND, none)),
+        Err(why) => Err(enrolment_error(&why)),
+    }
+}
+
+/// Returns the response to `POST /leave` of a user's device: its token is revoked. She needs no other right for that.
+pub(crate) async fn leave(enrolment: Option<&Arc<SharedEnrolments>>, device: &UserDevice) -> AdminAnswer {
+    let subject = Invitee::Device(device.clone());
+    match enrolment.ok_or_else(no_invitations)?.revoke(&subject, &device.to_string()).await {
+        Ok(true) => Ok(plain_text(StatusCode::OK, "left\n")),
+        Ok(false) => Err(plain_text(StatusCode::NOT_FOUND, "this device has not joined by an invitation\n")),
+        Err(why) => Err(enrolment_error(&why)),
+    }
+}
+
+async fn parse_request<'a>(
+    enrolment: Option<&'a Arc<SharedEnrolments>>,
+    request: Request<Incoming>,
+    requester: &AdminRequester,
+) -> Result<(&'a Arc<SharedEnrolments>, Option<Invitee>, InvitationRequest), Response<Full<Bytes>>> {
+    let enrolment = enrolment.ok_or_else(no_invitations)?;
+    let wish: InvitationRequest = read_json(request).await?;
+    let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
+    let subject = wish.subject.as_deref().map(str::parse::<Invitee>).transpose().map_err(wrong)?;
+    let checked = requester.check_user(subject.as_ref().and_then(Invitee::user));
+    checked.map_err(|why| plain_text(StatusCode::FORBIDDEN, why))?;
+    Ok((enrolment, subject, wish))
+}
+
+fn no_invitations() -> Response<Full<Bytes>> {
+    let why =
+        "this server takes no invitations; set store in [server.invitations] of the config of each server\n";
+    plain_text(StatusCode::NOT_FOUND, why)
+}
+
+fn enrolment_error(why: &str) -> Response<Full<Bytes>> {
+    plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
+}

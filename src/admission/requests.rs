@@ -1,0 +1,147 @@
+//! Authorizes and routes each request of one client separately.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::PROXY_AUTHORIZATION;
+use http::request::Parts;
+use tokio::time::timeout;
+use tokio_rustls::rustls::ClientConfig;
+
+use crate::admission::denial::Denial;
+use crate::admission::trace_id::{new_trace, trace_of};
+use crate::admission::{Admission, AuthorizedRequest, DeniedRequest, OpenRequest};
+use crate::session_io::OpenSession;
+use tunnel_net::pool::BufferPool;
+use tunnel_net::reload::ReloadedValue;
+use tunnel_net::tls;
+use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_proto::names::{NodeName, Target};
+
+/// A router that authorizes each request of one client, and opens sessions for them.
+pub(crate) struct RequestRouter<'a> {
+    parse: &'a ParseRequest<'a>,
+    admission: &'a mut Admission,
+    /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
+    tls: Option<ReloadedValue<ClientConfig>>,
+    /// Whether responses to the client may contain addresses and times.
+    sees_details: bool,
+    trace: String,
+}
+
+/// Returns the request in a head. The URI is as sent by the client; the Host header is the effective host.
+pub(crate) type ParseRequest<'a> = dyn Fn(&Parts) -> Result<OpenRequest, Denial> + Send + Sync + 'a;
+
+/// The user, who may differ between requests, and the destination. Requests with equal routes may share a session.
+#[derive(Debug, PartialEq)]
+pub(crate) struct RequestRoute {
+    user: Option<String>,
+    node: NodeName,
+    target: Target,
+}
+
+impl RequestRoute {
+    /// Returns the route of an authorized request.
+    pub(crate) fn of(authorized: &AuthorizedRequest) -> Self {
+        Self {
+            user: authorized.access.user.clone(),
+            node: authorized.node().clone(),
+            target: authorized.target().clone(),
+        }
+    }
+}
+
+impl<'a> RequestRouter<'a> {
+    /// Creates the router for the requests of one client. With `tls`, this process speaks TLS with the targets; their
+    /// certificates must have the nodes' names.
+    pub(crate) fn new(
+        admission: &'a mut Admission,
+        tls: Option<ReloadedValue<ClientConfig>>,
+        parse: &'a ParseRequest<'a>,
+    ) -> Self {
+        Self { parse, admission, tls, sees_details: false, trace: String::new() }
+    }
+
+    /// Authorizes a request. An error in the head is reported only to clients that may use the listener.
+    ///
+    /// # Errors
+    ///
+    /// Returns the denial for the client.
+    pub(crate) async fn route(
+        &mut self,
+        head: Result<&Parts, Denial>,
+    ) -> Result<AuthorizedRequest, DeniedRequest> {
+        self.trace = head.as_ref().map_or_else(|_| new_trace(), |head| trace_of(&head.headers));
+        let request = head.and_then(self.parse);
+        let authorized = self.admission.authorize(request, self.trace.clone()).await?;
+        if let Some(permit) = self.admission.permit() {
+            permit.suspend();
+        }
+        self.sees_details = authorized.sees_details();
+        Ok(authorized)
+    }
+
+    /// Returns the denial of a request whose head cannot be parsed. Only clients that may use the listener get the
+    /// reason.
+    pub(crate) async fn deny(&mut self, denial: Denial) -> DeniedRequest {
+        match self.route(Err(denial)).await {
+            Err(denied) => denied,
+            Ok(_) => self.failed(Denial::Request("its head cannot be parsed")),
+        }
+    }
+
+    /// Opens a session for an authorized request. Cancel safe: dropping the future leaves no session.
+    ///
+    /// # Errors
+    ///
+    /// Returns the denial for the client.
+    pub(crate) async fn open(&self, authorized: AuthorizedRequest) -> Result<OpenSession, DeniedRequest> {
+        let node = authorized.node().clone();
+        let opened = authorized.open().await?;
+        let Some(tls) = &self.tls else { return Ok(opened) };
+        // Load the config for each session, so that a renewed certificate applies without ending sessions.
+        let encrypted = encrypted(opened, &node, tls.load(), self.admission.context().pool.clone());
+        encrypted.await.map_err(|error| self.failed(Denial::TargetTls(error)))
+    }
+
+    /// Returns the denial for the last authorized request, if its session gave no response.
+    pub(crate) fn failed(&self, denial: Denial) -> DeniedRequest {
+        DeniedRequest { denial, sees_details: self.sees_details, trace: self.trace.clone().into_boxed_str() }
+    }
+}
+
+/// Wraps an opened session in TLS. If that fails, ends the session and writes its access log entry.
+async fn encrypted(
+    mut opened: OpenSession,
+    node: &NodeName,
+    config: Arc<ClientConfig>,
+    pool: BufferPool,
+) -> Result<OpenSession, TlsHandshakeError> {
+    let accepted = match tls::server_name(node.as_str()) {
+        Err(why) => Err(TlsHandshakeError::Other(why.to_string())),
+        Ok(name) => match timeout(TARGET_TLS_TIMEOUT, opened.session.encrypted(config, name, pool)).await {
+            Ok(accepted) => accepted.map_err(|cause| TlsHandshakeError::of(&cause)),
+            Err(_) => Err(TlsHandshakeError::Other(format!("not finished within {TARGET_TLS_TIMEOUT:?}"))),
+        },
+    };
+    match accepted {
+        Ok(session) => Ok(OpenSession { session, ..opened }),
+        Err(error) => {
+            let denial = Denial::TargetTls(error.clone());
+            opened.access.status = Some(denial.status().as_u16());
+            opened.access.end(denial.name(), &denial.to_string());
+            opened.alive.end(denial.name());
+            Err(error)
+        }
+    }
+}
+
+/// Timeout of the TLS handshake with a target that is already connected.
+const TARGET_TLS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Returns the only header that may contain a password, if it is present.
+pub(crate) fn credentials(headers: &HeaderMap) -> HeaderMap {
+    let password = headers.get(PROXY_AUTHORIZATION).cloned();
+    HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)))
+}

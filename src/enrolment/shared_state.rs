@@ -1,0 +1,315 @@
+//! A state that all servers of a cloud share as a text, as last read, and how it is changed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{MutexGuard, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::warn;
+
+use crate::enrolment::shared_text::{SharedStateError, TextStore, VersionedText};
+use tunnel_base::drain::Drain;
+
+/// What a shared text contains, as JSON.
+pub trait SharedContent:
+    Clone + Default + PartialEq + Serialize + DeserializeOwned + fmt::Debug + Send + Sync + 'static
+{
+    /// Its name in messages.
+    const NAME: &'static str;
+
+    /// Parses the output of [`Self::to_text`]; an empty text is the default.
+    ///
+    /// # Errors
+    ///
+    /// Fails for any other text.
+    fn parse(text: &[u8]) -> Result<Self, String> {
+        if text.trim_ascii().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_json::from_slice(text)
+            .map_err(|cause| format!("the content was not written by a server: {cause}"))
+    }
+
+    /// Returns the text.
+    fn to_text(&self) -> Vec<u8> {
+        // Only fails for maps with keys that are not strings.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Returns the content without what has ended by this time (Unix seconds); `None` if nothing has.
+    fn expired(&self, _now: u64) -> Option<Self> {
+        None
+    }
+}
+
+/// A text that all servers of a cloud share, as last read.
+#[derive(Debug)]
+pub struct SharedState<T> {
+    cell: tokio::sync::Mutex<StoreCell>,
+    known: ArcSwap<T>,
+    changed: watch::Sender<()>,
+    looked: Mutex<Option<LastStoreRead>>,
+    /// Why the last write failed.
+    write_error: Mutex<Option<String>>,
+    /// Whether a caller needed something that was not known. Until then, a store that was never written is no problem.
+    was_needed: AtomicBool,
+    /// Whether the store was read once, so that what is not known does not exist.
+    was_read: AtomicBool,
+    /// Held by the caller that reads the store on behalf of all that wait for a read.
+    reader: tokio::sync::Mutex<()>,
+}
+
+/// The store with its last text, which is not parsed again.
+#[derive(Debug)]
+pub(super) struct StoreCell {
+    store: Box<dyn TextStore>,
+    seen: VersionedText,
+}
+
+/// The last read of the store.
+#[derive(Debug, Clone)]
+struct LastStoreRead {
+    began: Instant,
+    result: Result<(), String>,
+}
+
+impl<T: SharedContent> SharedState<T> {
+    /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand. `changed` is notified when
+    /// [`Self::known`] changes.
+    pub(super) fn new(store: Box<dyn TextStore>, changed: watch::Sender<()>) -> Self {
+        Self {
+            cell: tokio::sync::Mutex::new(StoreCell { store, seen: VersionedText::default() }),
+            known: ArcSwap::default(),
+            changed,
+            looked: Mutex::default(),
+            write_error: Mutex::default(),
+            was_needed: AtomicBool::default(),
+            was_read: AtomicBool::default(),
+            reader: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Returns the state as last read.
+    pub fn known(&self) -> Arc<T> {
+        self.known.load_full()
+    }
+
+    /// Returns true if the store was read once.
+    pub fn was_read(&self) -> bool {
+        self.was_read.load(Relaxed)
+    }
+
+    /// Returns a receiver that is notified when [`Self::known`] changes.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Reads the store every second or so until draining starts. Calls `report` with the result of each read, or of a
+    /// write that failed and is tried again.
+    pub async fn follow(&self, report: impl Fn(Result<(), String>), drain: Drain) {
+        let mut failing = false;
+        loop {
+            let looked = match self.read_store().await {
+                Ok(()) => self.retry_write().await,
+                failed => failed,
+            };
+            if let Err(why) = &looked
+                && !failing
+            {
+                warn!(error = %why, "cannot use the store of {}, retrying", T::NAME);
+            }
+            failing = looked.is_err();
+            report(looked);
+            let pause = sleep(REFRESH_INTERVAL.mul_f64(0.5 + rand::random::<f64>()));
+            if drain.run_until(pause).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a read of the store that began after this call: a machine may have just joined at another server.
+    /// Callers may be strangers, so they share one read a second. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the read failed.
+    pub async fn refresh(&self) -> Result<(), String> {
+        let called = Instant::now();
+        self.was_needed.store(true, Relaxed);
+        let refreshed = async {
+            let _reader = self.reader.lock().await;
+            let last = self.looked.lock().clone();
+            match last {
+                Some(last) if last.began > called => return last.result,
+                Some(last) => sleep_until(last.began + MIN_REFRESH_PAUSE).await,
+                None => {}
+            }
+            // `follow` reports failures.
+            self.read_store().await
+        };
+        let refreshed = timeout(REFRESH_TIMEOUT, refreshed).await;
+        refreshed.unwrap_or_else(|_| Err(format!("the store did not answer within {REFRESH_TIMEOUT:?}")))
+    }
+
+    pub(super) async fn lock(&self) -> MutexGuard<'_, StoreCell> {
+        self.cell.lock().await
+    }
+
+    /// Writes the store, and notes for [`Self::follow`] whether that works.
+    async fn write_store(
+        &self,
+        cell: &mut StoreCell,
+        seen: &VersionedText,
+        text: Vec<u8>,
+    ) -> Result<bool, String> {
+        let written = cell.store.write(seen, text).await.map_err(|why| no_access::<T>(&why));
+        match &written {
+            // Another server was faster, so nothing is known about a write of this one.
+            Ok(false) => {}
+            done => *self.write_error.lock() = done.clone().err(),
+        }
+        written
+    }
+
+    /// If the last write failed, writes the store's text again as it is, because the next change may be days away.
+    async fn retry_write(&self) -> Result<(), String> {
+        if self.write_error.lock().is_some() {
+            let mut cell = self.cell.lock().await;
+            let seen = cell.store.read().await.map_err(|why| no_access::<T>(&why))?;
+            // A store that was never written stays so.
+            if !seen.text.is_empty() {
+                self.write_store(&mut cell, &seen, seen.text.clone()).await?;
+            }
+        }
+        self.write_error.lock().clone().map_or(Ok(()), Err)
+    }
+
+    pub(super) async fn read_store(&self) -> Result<(), String> {
+        let mut cell = self.cell.lock().await;
+        let began = Instant::now();
+        let StoreCell { store, seen } = &mut *cell;
+        let new = store.read_since(seen).await.map_err(|why| no_access::<T>(&why));
+        let read = new.and_then(|new| {
+            let is_missing = new.as_ref().map_or(seen.is_missing, |new| new.is_missing);
+            // A disk that is not mounted looks the same as a store that was never written.
+            if is_missing && **self.known.load() == T::default() && self.was_needed.load(Relaxed) {
+                return Err(NEVER_WRITTEN.to_owned());
+            }
+            let parsed = new.as_ref().map(|new| self.parse(&new.text)).transpose()?;
+            if let Some(new) = new {
+                *seen = new;
+            }
+            Ok(parsed)
+        });
+        let result = read.as_ref().map(drop).map_err(Clone::clone);
+        *self.looked.lock() = Some(LastStoreRead { began, result: result.clone() });
+        // What ends with time does so even if nothing was read.
+        if let Some(known) = read.ok().flatten().or_else(|| self.known.load().expired(now())) {
+            self.set_known(known);
+        }
+        if result.is_ok() && !self.was_read.swap(true, Relaxed) {
+            self.changed.send_replace(());
+        }
+        result
+    }
+
+    /// Changes the shared state: reads it, applies the change, and writes it unless another server changed it
+    /// meanwhile. Retries after such a conflict.
+    pub(super) async fn change<R>(
+        &self,
+        apply: impl FnMut(&mut T) -> Result<R, String>,
+    ) -> Result<R, String> {
+        self.change_in(&mut *self.cell.lock().await, apply).await
+    }
+
+    pub(super) async fn change_in<R>(
+        &self,
+        cell: &mut StoreCell,
+        mut apply: impl FnMut(&mut T) -> Result<R, String>,
+    ) -> Result<R, String> {
+        // What the last write would have done. It may have been carried out although its response was lost.
+        let mut tried = None;
+        let mut failed = false;
+        for _ in 0..MAX_ATTEMPTS {
+            let seen = cell.store.read().await.map_err(|why| no_access::<T>(&why))?;
+            let old = self.parse(&seen.text)?;
+            let mut new = old.clone();
+            let done = apply(&mut new)?;
+            if new == old {
+                self.set_known(new);
+                return Ok(tried.unwrap_or(done));
+            }
+            match self.write_store(cell, &seen, new.to_text()).await {
+                Ok(true) => {
+                    self.set_known(new);
+                    return Ok(done);
+                }
+                Ok(false) => {}
+                // One more try: the first error may be a response that was lost with its connection.
+                Err(why) if failed => return Err(why),
+                Err(_) => failed = true,
+            }
+            tried = Some(done);
+            // A random pause, so that servers in conflict do not collide again.
+            sleep(MAX_RETRY_PAUSE.mul_f64(rand::random())).await;
+        }
+        Err(format!(
+            "{} not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again",
+            T::NAME
+        ))
+    }
+
+    /// Parses the store's text. An empty store, for example on a disk that is not mounted, takes nothing away.
+    fn parse(&self, text: &[u8]) -> Result<T, String> {
+        if text.trim_ascii().is_empty() && **self.known.load() != T::default() {
+            return Err(foreign::<T>("the store is empty, keeping the last known state"));
+        }
+        let content = T::parse(text).map_err(|why| foreign::<T>(&why))?;
+        Ok(content.expired(now()).unwrap_or(content))
+    }
+
+    fn set_known(&self, content: T) {
+        if **self.known.load() != content {
+            self.known.store(Arc::new(content));
+            self.changed.send_replace(());
+        }
+    }
+}
+
+/// Returns the error of a store that is not available now.
+fn no_access<T: SharedContent>(cause: &SharedStateError) -> String {
+    format!("cannot access the store of {}: {cause}", T::NAME)
+}
+
+/// Returns the error of a store that contains something else.
+fn foreign<T: SharedContent>(why: &str) -> String {
+    format!("cannot read {}: {why}; name another store, or fix this one", T::NAME)
+}
+
+/// Returns the current time in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The error of a file that does not exist, and was never read.
+const NEVER_WRITTEN: &str = "the file of invitations does not exist; `tunnel invite` creates it; if machines have joined, \
+                             check that its disk is mounted";
+
+/// Average interval between reads of the store. A change is in force everywhere within 2 s.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Minimum interval between reads on behalf of unauthenticated callers.
+const MIN_REFRESH_PAUSE: Duration = Duration::from_secs(1);
+
+/// Timeout of a caller that waits for such a read.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum number of attempts to change the shared state, and the longest delay between them.
+const MAX_ATTEMPTS: usize = 30;
+const MAX_RETRY_PAUSE: Duration = Duration::from_millis(50);

@@ -1,0 +1,294 @@
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use futures_util::future::BoxFuture;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use crate::enrolment::shared_state::SharedContent as _;
+use crate::enrolment::shared_text::{FileTextStore, SharedStateError, TextStore, VersionedText};
+use tunnel_net::pki::CertificateAuthority;
+use tunnel_proto::names::NodeName;
+
+use super::*;
+
+/// Servers that share a file.
+fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> {
+    let authority = CertificateAuthority::new("ours", Duration::from_secs(3600)).unwrap();
+    let (ca, cert, key) = (place.join("ca.crt"), place.join("cloud.crt"), place.join("cloud.key"));
+    let other = CertificateAuthority::new("other", Duration::from_secs(3600)).unwrap();
+    std::fs::write(&ca, format!("{}{}", other.cert(), authority.cert())).unwrap();
+    authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
+    let server = || {
+        let authority = AdvertisedCa::load(ca.clone(), cert.clone()).unwrap();
+        SharedEnrolments::new(
+            Box::new(FileTextStore::new(place.join("enrolled"))),
+            authority,
+            RefusalLog::default(),
+        )
+    };
+    (0..count).map(|_| server()).collect()
+}
+
+/// How a write to a [`LossyStore`] ends.
+#[derive(Debug, Clone, Copy)]
+enum WriteEnd {
+    /// The text was written, and the response says that another server changed it, as after a retry.
+    Conflict,
+    /// The text was written, and the response was lost.
+    Error,
+}
+
+/// A store in memory that counts reads. Its next write may end in an ambiguous way.
+#[derive(Debug, Clone, Default)]
+struct LossyStore(Arc<Mutex<(Vec<u8>, Option<WriteEnd>)>>, Arc<AtomicU64>);
+
+impl LossyStore {
+    fn reads(&self) -> u64 {
+        self.1.load(Relaxed)
+    }
+}
+
+impl TextStore for LossyStore {
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+        self.1.fetch_add(1, Relaxed);
+        let text = self.0.lock().0.clone();
+        Box::pin(async { Ok(VersionedText { text, ..VersionedText::default() }) })
+    }
+
+    fn write<'a>(
+        &'a mut self,
+        _: &'a VersionedText,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        let mut store = self.0.lock();
+        store.0 = text;
+        let written = match store.1.take() {
+            None => Ok(true),
+            Some(WriteEnd::Conflict) => Ok(false),
+            Some(WriteEnd::Error) => Err("no response in time".into()),
+        };
+        Box::pin(async { written })
+    }
+}
+
+/// A store of several servers that takes its time, as kube-apiserver does.
+#[derive(Debug, Clone, Default)]
+struct SlowStore(Arc<Mutex<Vec<u8>>>);
+
+impl TextStore for SlowStore {
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+        Box::pin(async {
+            sleep(Duration::from_millis(50)).await;
+            Ok(VersionedText { text: self.0.lock().clone(), ..VersionedText::default() })
+        })
+    }
+
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a VersionedText,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        Box::pin(async move {
+            sleep(Duration::from_millis(50)).await;
+            let mut stored = self.0.lock();
+            let is_same = *stored == seen.text;
+            if is_same {
+                *stored = text;
+            }
+            Ok(is_same)
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn machines_that_join_at_once_at_two_servers_with_a_slow_store_all_join_before_they_give_up() {
+    let (place, store) = (tempfile::tempdir().unwrap(), SlowStore::default());
+    let authority = servers(place.path(), 1).remove(0).authority.clone();
+    let servers = [0, 1]
+        .map(|_| SharedEnrolments::new(Box::new(store.clone()), authority.clone(), RefusalLog::default()));
+    let pattern = "shop-*".parse().unwrap();
+    let code = servers[0].invite(&pattern, Some(500), HOUR, "test").await.unwrap().code;
+    let (secret, started) = (code.secret(), Instant::now());
+    let joins = (0..500).map(|n| {
+        let (server, secret) = (&servers[n % 2], &secret);
+        async move { join(server, secret, &format!("shop-{n}"), &token(n)).await }
+    });
+    for joined in futures_util::future::join_all(joins).await {
+        joined.unwrap();
+    }
+    // A machine waits for 20 s.
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(Enrolments::parse(&store.0.lock()).unwrap().joined().len(), 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_join_whose_response_was_lost_is_the_first_use_of_its_key() {
+    for end in [WriteEnd::Conflict, WriteEnd::Error] {
+        let place = tempfile::tempdir().unwrap();
+        let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
+        let server = SharedEnrolments::new(
+            Box::new(store.clone()),
+            servers[0].authority.clone(),
+            RefusalLog::default(),
+        );
+        let invited = server.invite(&"shop-*".parse().unwrap(), Some(1), HOUR, "test").await.unwrap();
+        store.0.lock().1 = Some(end);
+        let code = invited.code;
+        let first = server
+            .join_with_others(SecretHash::of(&code.secret()), "shop-1".parse().unwrap(), SecretHash::of("t"))
+            .await;
+        assert!(first.unwrap(), "{end:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect() {
+    for end in [WriteEnd::Conflict, WriteEnd::Error] {
+        let place = tempfile::tempdir().unwrap();
+        let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
+        let server = SharedEnrolments::new(
+            Box::new(store.clone()),
+            servers[0].authority.clone(),
+            RefusalLog::default(),
+        );
+        server.invite(&node(), None, HOUR, "test").await.unwrap();
+        store.0.lock().1 = Some(end);
+        assert!(server.revoke(&node(), "test").await.unwrap(), "{end:?}");
+        assert!(!server.revoke(&node(), "test").await.unwrap(), "it was revoked before");
+    }
+}
+
+fn node() -> Invitee {
+    "edge7".parse().unwrap()
+}
+
+fn name() -> NodeName {
+    "edge7".parse().unwrap()
+}
+
+fn token(n: usize) -> String {
+    format!("{n:032x}")
+}
+
+/// Joins as a machine whose node has no line in the token file.
+async fn join(server: &SharedEnrolments, secret: &str, name: &str, token: &str) -> Result<(), JoinRefusal> {
+    let params =
+        JoinCredentials { secret: secret.to_owned(), name: name.to_owned(), token: token.to_owned() };
+    server.join(FROM, &params, |_| false).await
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+const FROM: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+#[tokio::test]
+async fn exactly_one_of_ten_concurrent_joins_with_one_invitation_succeeds() {
+    let place = tempfile::tempdir().unwrap();
+    let servers = servers(place.path(), 3);
+    let invited = servers[0].invite(&node(), None, HOUR, "test").await.unwrap();
+    let secret = invited.code.secret();
+    let joins = (0..10).map(|n| {
+        let (server, secret) = (servers[n % 3].clone(), secret.clone());
+        async move { join(&server, &secret, "edge7", &token(n)).await }
+    });
+    let joined = futures_util::future::join_all(joins).await;
+    let winners: Vec<_> = (0..10).filter(|n| joined[*n].is_ok()).collect();
+    assert_eq!(winners.len(), 1, "{joined:?}");
+    for lost in joined.iter().filter_map(|joined| joined.as_ref().err()) {
+        assert!(matches!(lost, JoinRefusal::Uninvited(InvitationError::Used)), "{lost}");
+    }
+    for server in &servers {
+        server.read_store().await.unwrap();
+        assert_eq!(server.known().proves(&name(), &token(winners[0])), Some(true));
+        // A node that lost the response repeats its request at any server.
+        join(server, &secret, "edge7", &token(winners[0])).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_invitation_contains_the_pin_of_the_signing_ca_and_a_host_name() {
+    let place = tempfile::tempdir().unwrap();
+    let servers = servers(place.path(), 1);
+    let invited = servers[0].invite(&node(), None, HOUR, "test").await.unwrap();
+    let certificates = servers[0].certificates();
+    let all: Vec<_> = rustls_pemfile::certs(&mut certificates.as_bytes()).map(Result::unwrap).collect();
+    assert_eq!(invited.code.pin(), pin_of(&all[1]));
+    assert_ne!(invited.code.pin(), pin_of(&all[0]));
+    assert_eq!(invited.host, Some("cloud.test".parse().unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
+    let place = tempfile::tempdir().unwrap();
+    let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
+    let server = || {
+        SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone(), RefusalLog::default())
+    };
+    let (here, peer, started) = (server(), server(), Instant::now());
+    let guess = async |n: usize| join(&here, &n.to_string(), "edge7", &token(1)).await;
+    for n in 0..40 {
+        let guesses = futures_util::future::join_all((0..25).map(|_| guess(n))).await;
+        let unknown = |outcome: &_| matches!(outcome, Err(JoinRefusal::Uninvited(InvitationError::Unknown)));
+        assert!(guesses.iter().all(unknown), "{guesses:?}");
+        // A peer has just created this one.
+        let code = peer.invite(&node(), None, HOUR, "test").await.unwrap().code.secret();
+        let right = token(2);
+        let (joined, _) = tokio::join!(join(&here, &code, "edge7", &right), guess(n));
+        joined.unwrap();
+        let used = join(&here, &code, "edge7", &token(3)).await.unwrap_err();
+        assert!(matches!(used, JoinRefusal::Uninvited(InvitationError::Used)), "{used}");
+    }
+    let seconds = started.elapsed().as_secs();
+    let changes = 2 * 40;
+    assert!(store.reads() <= changes + seconds + 1, "{} reads in {seconds} s", store.reads());
+}
+
+#[tokio::test]
+async fn malformed_joins_and_unusable_stores_have_different_errors() {
+    let place = tempfile::tempdir().unwrap();
+    let servers = servers(place.path(), 1);
+    for (node, token) in [
+        ("a b", token(1)),
+        ("alice/", token(1)),
+        ("alice/b/c", token(1)),
+        ("edge7", "short".to_owned()),
+        ("edge7", "a:".repeat(20)),
+    ] {
+        let outcome = join(&servers[0], "secret", node, &token).await.unwrap_err();
+        assert!(matches!(outcome, JoinRefusal::Malformed(_)), "{outcome}");
+    }
+    std::fs::write(place.path().join("enrolled"), "10.0.0.1 somebody's hosts").unwrap();
+    let outcome = join(&servers[0], "secret", "edge7", &token(1)).await.unwrap_err();
+    assert!(matches!(outcome, JoinRefusal::Later(_)), "{outcome}");
+    let outcome = servers[0].invite(&node(), None, HOUR, "test").await.unwrap_err().to_string();
+    assert!(outcome.contains("name another store"), "{outcome}");
+    assert_eq!(std::fs::read_to_string(place.path().join("enrolled")).unwrap(), "10.0.0.1 somebody's hosts");
+}
+
+#[tokio::test]
+async fn an_emptied_store_revokes_no_node_and_accepts_no_invitation() {
+    let place = tempfile::tempdir().unwrap();
+    let servers = servers(place.path(), 1);
+    let invited = servers[0].invite(&node(), None, HOUR, "test").await.unwrap();
+    join(&servers[0], &invited.code.secret(), "edge7", &token(1)).await.unwrap();
+    std::fs::remove_file(place.path().join("enrolled")).unwrap();
+    assert!(servers[0].read_store().await.unwrap_err().to_string().contains("the store is empty"));
+    assert!(servers[0].invite(&node(), None, HOUR, "test").await.is_err());
+    assert_eq!(servers[0].known().proves(&name(), &token(1)), Some(true));
+}
+
+/// A link's judge asks it, so a device that is revoked between the check of its token and the listing of its link gets
+/// no link.
+#[tokio::test]
+async fn a_device_is_joined_with_its_token_until_it_is_revoked() {
+    let place = tempfile::tempdir().unwrap();
+    let server = servers(place.path(), 1).remove(0);
+    let code = server.invite(&"alice/".parse().unwrap(), None, HOUR, "test").await.unwrap().code;
+    let [laptop, other] = [1, 2].map(|n| server.device("alice/laptop".parse().unwrap(), &token(n)));
+    assert!(!laptop.is_joined());
+    join(&server, &code.secret(), "alice/laptop", &token(1)).await.unwrap();
+    assert!(laptop.is_joined() && !other.is_joined());
+    let changes = server.changes();
+    assert!(server.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
+    assert!(!laptop.is_joined() && changes.has_changed().unwrap(), "and what depends on it is judged again");
+}

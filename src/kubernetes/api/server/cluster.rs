@@ -1,0 +1,97 @@
+//! The pods of the servers, the Nodes, and records in a ConfigMap.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::info_span;
+
+use crate::admin::readiness::Readiness;
+use crate::config::cluster::ClusterSettings;
+use crate::kubernetes::ServerPods;
+use crate::kubernetes::api::server::access;
+use crate::publish::{PublishError, RecordStore};
+use tunnel_base::addresses::cluster_state::KnownNodes;
+use tunnel_base::drain::Drain;
+use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, DEBOUNCE, ServerLivenessProbe};
+use tunnel_kube::endpoint_watch::EndpointWatch;
+use tunnel_kube::node_watch::NodeWatch;
+
+/// Watches the pods of the servers. `service` is the Service that lists them, `own` this server's address with the
+/// gRPC port of all servers.
+pub(crate) fn follow_pods(
+    cluster: &ClusterSettings,
+    service: String,
+    own: SocketAddr,
+    drain: &Drain,
+) -> ServerPods {
+    let watch = EndpointWatch::new(access(cluster), service, own);
+    let pods =
+        ServerPods { endpoints: watch.endpoints(), peers: watch.peers(), unwatched: watch.unwatched() };
+    drain.spawn(info_span!("server_pods"), watch.follow(drain.clone()));
+    pods
+}
+
+/// Returns a store for the records of the server at an address, in the ConfigMap of a name. `lives` checks which
+/// servers with records are alive. Without `pods`, records of dead servers remain.
+pub(crate) fn records(
+    cluster: &ClusterSettings,
+    name: String,
+    server: IpAddr,
+    pods: Option<&ServerPods>,
+    lives: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
+) -> Box<dyn RecordStore> {
+    let cluster = access(cluster);
+    let endpoints = pods.map(|pods| pods.endpoints.clone());
+    let liveness = ServerLivenessProbe::new(lives);
+    Box::new(ConfigMapRecords::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
+}
+
+impl RecordStore for ConfigMapRecords {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, records).await?) })
+    }
+
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::withdraw(self).await?) })
+    }
+
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
+        Box::pin(std::future::ready(Self::servers(self)))
+    }
+
+    fn due(&self) -> Instant {
+        Self::due(self)
+    }
+
+    fn debounce_time(&self) -> std::time::Duration {
+        DEBOUNCE
+    }
+}
+
+/// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value. Problems with the
+/// cluster appear in `readiness`.
+pub(crate) fn follow_nodes(
+    cluster: &ClusterSettings,
+    edges: Option<(String, String)>,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> watch::Receiver<KnownNodes> {
+    let readiness = readiness.clone();
+    let report = move |state| readiness.set_degraded("labels of Nodes", state);
+    let watch = NodeWatch::new(access(cluster), edges, report);
+    let nodes = watch.known();
+    drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));
+    nodes
+}
+
+/// Returns the names of all Nodes with this label (`name=value`), or of all Nodes.
+///
+/// # Errors
+///
+/// Returns why they cannot be listed.
+pub(crate) async fn nodes(cluster: ClusterSettings, label: Option<&str>) -> Result<BTreeSet<String>, String> {
+    access(&cluster).nodes(label).await.map_err(|cause| cause.to_string())
+}

@@ -1,0 +1,46 @@
+//! Invitations in a Secret.
+
+use futures_util::future::BoxFuture;
+
+use crate::config::cluster::ClusterSettings;
+use crate::enrolment::shared_text::{SharedStateError, TextStore, VersionedText};
+use crate::kubernetes::api::server::access;
+use tunnel_kube::secret::SecretEntry;
+
+/// Returns the Secret of a name as the store of invitations.
+pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn TextStore> {
+    Box::new(SecretEntry::new(access(cluster), name, SECRET_KEY))
+}
+
+impl TextStore for SecretEntry {
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+        Box::pin(async {
+            let (text, version) = Self::read(self).await?;
+            Ok(VersionedText { text, version, is_missing: false })
+        })
+    }
+
+    /// Asks for the version first: the text may be long, and is read every second.
+    fn read_since<'a>(
+        &'a mut self,
+        seen: &'a VersionedText,
+    ) -> BoxFuture<'a, Result<Option<VersionedText>, SharedStateError>> {
+        Box::pin(async move {
+            if !seen.version.is_empty() && self.version().await? == seen.version {
+                return Ok(None);
+            }
+            Ok(Some(TextStore::read(self).await?).filter(|read| read != seen))
+        })
+    }
+
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a VersionedText,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        Box::pin(async { Ok(Self::write(self, &seen.version, text).await?) })
+    }
+}
+
+/// Key in the Secret's data.
+const SECRET_KEY: &str = "enrolled";
