@@ -255,7 +255,7 @@ pub enum Command {
         "tunnel proxy --http 8080 --socks5 8081",
     ]))]
     Proxy(ProxyArgs),
-    /// Print this machine's user and device, its servers, and the nodes and ports that she may reach, and until when.
+    /// Print the user and device of this machine, its servers, and the nodes and ports that she may reach until when.
     ///
     /// Queries the server of a link of ~/.config/tunnel/client.toml.
     #[command(after_help = examples([
@@ -265,8 +265,8 @@ pub enum Command {
     Whoami(WhoamiArgs),
     /// Undo `tunnel join --user`: end this device at the servers, and remove client.toml with its token and its CA.
     #[command(after_help = examples([
-        "tunnel leave          # what would be removed",
         "tunnel leave --yes",
+        "tunnel leave --yes    # then tunnel ssh-config --remove, if that has written",
     ]))]
     Leave(LeaveArgs),
     /// List the nodes of all servers of the cloud.
@@ -489,17 +489,16 @@ static HELP: LazyLock<String> = LazyLock::new(|| {
     let all = Command::augment_subcommands(clap::Command::new(NAME)).disable_help_subcommand(true);
     let last = GROUPS.len() - 1;
     let group_of = |name: &str| GROUPS.iter().position(|(_, names)| names.contains(&name)).unwrap_or(last);
-    let mut text = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
-    for (place, (title, _)) in GROUPS.iter().enumerate() {
-        text += &format!("\n{title}:\n");
-        let shown = all.get_subcommands().filter(|command| !command.is_hide_set());
-        for command in shown.filter(|command| group_of(command.get_name()) == place) {
-            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-            let about = about.split(". ").next().unwrap_or_default();
-            text += &format!("  {:12} {about}\n", command.get_name());
-        }
+    let mut groups = GROUPS.map(|(title, _)| format!("\n{title}:\n"));
+    for command in all.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let about = about.split(". ").next().unwrap_or_default();
+        groups[group_of(command.get_name())] += &format!("  {:12} {about}\n", command.get_name());
     }
-    text + "\nOptions:\n{options}{after-help}"
+    let groups = groups.concat();
+    format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{groups}\nOptions:\n{{options}}{{after-help}}"
+    )
 });
 
 /// The groups of commands in the help, each in the order of [`Command`].

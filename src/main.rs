@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         }
         Command::Proxy(command_args) => run_proxy(&command_args, &env),
         Command::Ssh(command_args) => ssh::run(&command_args),
-        Command::SshConfig(command_args) => in_runtime(ssh::config(&command_args, &env)),
+        Command::SshConfig(command_args) => ssh::config(&command_args, &env),
         Command::Whoami(command_args) => in_runtime(device::whoami(command_args, &env)),
         Command::Leave(command_args) => in_runtime(device::leave(command_args, &env)),
         Command::Nodes(command_args) => in_runtime(status::nodes(command_args, &env)),

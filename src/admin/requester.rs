@@ -54,11 +54,6 @@ pub struct WhoamiResponse {
     pub device: String,
     /// Whether she may send the requests of operators.
     pub is_admin: bool,
-    /// Name of the server of the link.
-    pub server: String,
-    /// The servers in client.toml, which the command adds.
-    #[serde(default)]
-    pub servers: Vec<String>,
     /// End of her certificate, if she has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
@@ -92,7 +87,7 @@ impl LinkedUser {
     }
 
     /// Returns who she is, and what she may reach.
-    pub(super) fn whoami(&self, now: f64, server: String) -> WhoamiResponse {
+    pub(super) fn whoami(&self, now: f64) -> WhoamiResponse {
         let UserDevice { user, device } = &self.device;
         let everything = Rule::default();
         let everything = self.rules.is_empty().then_some(&everything).into_iter();
@@ -110,8 +105,6 @@ impl LinkedUser {
             user: user.to_string(),
             device: device.to_string(),
             is_admin: self.is_admin(),
-            server,
-            servers: Vec::new(),
             until: self.until,
             reach: rules.map(reach).collect(),
         }

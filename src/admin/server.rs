@@ -190,8 +190,7 @@ impl ServerStatusSource {
         if path == "/leave" {
             return leave(self.enrolment.get(), &user.device).await.unwrap_or_else(identity);
         }
-        let name = admin.server_names(self, &[]).pop().unwrap_or_default();
-        json(&user.whoami(admin.clock.time(Instant::now()), name))
+        json(&user.whoami(admin.clock.time(Instant::now())))
     }
 
     /// Returns the nodes that the requester may see.

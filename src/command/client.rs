@@ -179,7 +179,9 @@ pub fn links(env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> 
 /// Like [`links`], but this machine must be a device of a user.
 pub(crate) fn joined(env: &Environment) -> Result<UserLinkConfig, CommandError> {
     links(env)?.ok_or_else(|| {
-        CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
+        let path = env.client_file.clone().unwrap_or_else(|| "client.toml".into());
+        let hint = "get an invitation (`tunnel invite --user`) and run `tunnel join --user`";
+        CommandError::unusable(format!("{} names no servers, or does not exist; {hint}", path.display()))
     })
 }
 

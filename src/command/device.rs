@@ -1,19 +1,14 @@
 //! `tunnel whoami` and `tunnel leave`: what this machine is to the servers as a device of a user, and its end.
 
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
-
 use crate::admin::requester::WhoamiResponse;
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
-use crate::command::join::user::{CA_FILE, CLIENT_FILE};
-use crate::command::ssh::include::is_written;
+use crate::command::join::user::CA_FILE;
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, client, json};
+use crate::command::{CommandError, Format, client};
 use crate::config::Environment;
-use crate::uplink::client::{UserCredentials, UserLinkConfig, UserLinkError, UserUplinks};
+use crate::uplink::client::{UserLinkError, UserUplinks};
 use crate::uplink::link_dialer::messages::USER_TOKEN_HINT;
-use tunnel_proto::names::UserDevice;
 use tunnel_proto::printable::one_line as clean;
 
 /// Arguments of `tunnel whoami`.
@@ -27,8 +22,8 @@ pub struct WhoamiArgs {
 /// Arguments of `tunnel leave`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LeaveArgs {
-    /// Leave. Without it, the command prints what it would remove.
-    #[arg(long)]
+    /// Confirms that this machine should lose its access.
+    #[arg(long, required = true)]
     pub yes: bool,
 }
 
@@ -38,106 +33,63 @@ pub struct LeaveArgs {
 ///
 /// Returns an error if `client.toml` names no servers, or none answers.
 pub async fn whoami(args: WhoamiArgs, env: &Environment) -> Result<String, CommandError> {
-    let UserLinkConfig { servers, .. } = client::joined(env)?;
-    let answer = query(None, &[], env, async |api: &AdminClient| api.parse(&api.get("/whoami").await?)).await;
-    let mut who: WhoamiResponse = answer.map_err(|CommandError { code, text }| CommandError {
-        code,
-        text: format!("{text}; a server of an earlier version cannot tell: run tunnel nodes"),
-    })?;
-    who.servers = servers.iter().map(ToString::to_string).collect();
-    Ok(if args.output == Format::Json { json(&who) } else { text(&who) })
+    let links = client::joined(env)?;
+    let asked = query(None, &[], env, async |api: &AdminClient| {
+        let body = api.get("/whoami").await?;
+        let who: WhoamiResponse = api.parse(&body)?;
+        Ok(if args.output == Format::Json { body } else { text(&who) })
+    });
+    let servers: Vec<_> = links.servers.iter().map(ToString::to_string).collect();
+    let end = if args.output == Format::Json { "" } else { &format!("\nservers: {}\n", servers.join(", ")) };
+    Ok(asked.await? + end)
 }
 
 fn text(who: &WhoamiResponse) -> String {
-    let left = |until: Option<u64>| until.map(|until| duration(until as f64 - who.now));
-    let mut lines = format!(
-        "user {}, device {}, linked to server {}\nservers: {}\n",
-        clean(&who.user),
-        clean(&who.device),
-        clean(&who.server),
-        who.servers.join(", ")
-    );
-    // Writing to a String cannot fail.
-    if let Some(left) = left(who.until) {
-        let _ = writeln!(lines, "the certificate ends in {left}");
-    }
-    if who.is_admin {
-        lines += "an admin: may use tunnel status, sessions, invite and invitations\n";
-    }
-    if who.reach.is_empty() {
-        return lines + "may reach no node; ask an operator for a rule\n";
-    }
+    let left = |until: Option<u64>| until.map_or("-".to_owned(), |until| duration(until as f64 - who.now));
     let mut table = Table::new(&["MAY REACH", "PORTS", "ENDS IN"]);
     for one in &who.reach {
-        let nodes = one.nodes.iter().map(|node| clean(node)).collect::<Vec<_>>().join(" ");
-        let ports = one.ports.iter().map(u16::to_string).collect::<Vec<_>>().join(" ");
-        let ports = if ports.is_empty() { "all".to_owned() } else { ports };
-        table.row(vec![nodes, ports, left(one.until).unwrap_or_else(|| "-".to_owned())]);
+        let ports: Vec<_> = one.ports.iter().map(u16::to_string).collect();
+        let ports = if ports.is_empty() { "all".to_owned() } else { ports.join(" ") };
+        table.row(vec![clean(&one.nodes.join(" ")), ports, left(one.until)]);
     }
-    format!("{lines}\n{table}\n")
+    let admin = if who.is_admin { ", an admin" } else { "" };
+    let name = clean(&format!("user {}, device {}{admin}", who.user, who.device));
+    format!("{name}; certificate ends in: {}\n\n{table}\n", left(who.until))
 }
 
-/// Undoes `tunnel join --user`: removes the device at the servers, and its files here. Returns lines for the terminal,
-/// also about what is left.
+/// Undoes `tunnel join --user`: ends the device at the servers, and removes its files here. Returns lines for the
+/// terminal, also about what is left.
 ///
 /// # Errors
 ///
-/// Returns an error if `client.toml` names no servers, `--yes` is missing, or a file cannot be removed.
-pub async fn leave(args: LeaveArgs, env: &Environment) -> Result<String, CommandError> {
+/// Returns an error if `client.toml` names no servers, or a file cannot be removed.
+pub async fn leave(_: LeaveArgs, env: &Environment) -> Result<String, CommandError> {
     let links = client::joined(env)?;
-    let path = env.client_file.as_deref().unwrap_or(Path::new(CLIENT_FILE));
-    let device = match &links.proof {
-        UserCredentials::Token(user, _) => {
-            Some(UserDevice { user: user.clone(), device: links.device.clone() })
-        }
-        UserCredentials::Certificate(_) => None,
-    };
-    let ours = [path.to_owned(), path.with_file_name(CA_FILE)];
-    let ours: Vec<PathBuf> = ours.into_iter().filter(|file| file.is_symlink() || file.exists()).collect();
-    let files: Vec<_> = ours.iter().map(|file| file.display().to_string()).collect();
-    let files = files.join(" and ");
-    if !args.yes {
-        let end = device.map_or_else(String::new, |device| format!("ends {device} at the servers, and "));
-        return Err(CommandError::usage(format!("this {end}removes {files}; to do it: tunnel leave --yes")));
-    }
-    let mut lines = String::new();
-    if let Some(device @ UserDevice { user, device: name }) = &device {
-        lines += &match end_at_servers(env, links).await {
-            None => format!("{device} has left: the servers no longer accept it\n"),
-            Some(why) => format!(
-                "! the servers still accept {device}: {why}\n  an operator ends it:\n    \
-                 tunnel invitations revoke --user {user} --device {name}\n"
-            ),
-        };
-    }
-    for file in &ours {
-        std::fs::remove_file(file).map_err(|cause| {
-            CommandError::cannot_write(format!("cannot remove {}: {cause}", file.display()))
-        })?;
-    }
-    lines += &format!("removed {files}\n");
-    if device.is_none() {
-        lines += "left: the certificate and its key; their issuer ends them\n";
-    }
-    if is_written(env) {
-        lines += "left: nodes in ssh's config; to remove them:\n  tunnel ssh-config --remove\n";
-    }
-    Ok(lines
-        + "left: programs that still run, without a link; the proxy of systemd ends by:\n  systemctl --user disable --now tunnel-proxy\n")
-}
-
-/// Removes this device at the servers. Returns why that is not certain.
-async fn end_at_servers(env: &Environment, links: UserLinkConfig) -> Option<String> {
     let asked =
         query(None, &[], env, async |api: &AdminClient| api.post("/leave", String::new()).await).await;
-    let CommandError { text, .. } = asked.err()?;
-    // The link may have ended together with the device, before the answer, or before this command.
-    match UserUplinks::connect(links).await {
-        Err(UserLinkError::Denied(why)) if why.contains(USER_TOKEN_HINT) => None,
-        Err(_) => Some(text),
-        Ok(links) => {
-            links.close().await;
-            Some(text)
+    // The link may have ended together with the device, before the answer, or the device long before.
+    let left = match asked {
+        Ok(_) => LEFT.to_owned(),
+        Err(why) => match UserUplinks::connect(links).await {
+            Err(UserLinkError::Denied(why)) if why.contains(USER_TOKEN_HINT) => LEFT.to_owned(),
+            _ => format!("! the servers may still accept this device: {why}\n  {BY_OPERATOR}"),
+        },
+    };
+    let file = env.client_file.clone().unwrap_or_default();
+    for file in [file.with_file_name(CA_FILE), file] {
+        match std::fs::remove_file(&file) {
+            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+                let text = format!("cannot remove {}: {cause}", file.display());
+                return Err(CommandError::cannot_write(text));
+            }
+            _ => {}
         }
     }
+    Ok(left + REST)
 }
+
+const LEFT: &str = "the servers no longer accept this device\n";
+const BY_OPERATOR: &str = "an operator ends it with tunnel invitations revoke --user USER --device DEVICE\n";
+/// What [`leave`] does not remove.
+const REST: &str = "client.toml and ca.crt are removed. Left are your own keys, what tunnel ssh-config --write wrote (--remove), and\n\
+                    programs that run, now without a link: systemctl --user disable --now tunnel-proxy\n";

@@ -1,6 +1,6 @@
 //! `tunnel ssh` and `tunnel ssh-config`: OpenSSH's client, with `tunnel connect` as its ProxyCommand.
 
-pub(super) mod include;
+mod include;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,12 +11,9 @@ use std::process;
 use clap::ValueHint;
 use serde_json::json;
 
-use crate::admin::nodes::NodesResponse;
-use crate::command::admin_client::{AdminClient, query};
 use crate::command::client::ClientArgs;
 use crate::command::{CommandError, shell_word};
 use crate::config::Environment;
-use tunnel_proto::names::NodeName;
 
 /// Arguments of `tunnel ssh`.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,9 +33,8 @@ pub struct SshConfigArgs {
     /// Flags for `tunnel connect`.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// Nodes, or patterns of ssh such as `edge-*`. Default: the nodes that `tunnel nodes` lists now, without names that
-    /// have a dot, because they may be other hosts.
-    #[arg(value_name = "NODE", value_hint = ValueHint::Hostname)]
+    /// Nodes, or patterns of ssh such as `edge-*`.
+    #[arg(value_name = "NODE", required_unless_present = "remove", value_hint = ValueHint::Hostname)]
     pub nodes: Vec<String>,
     /// Write the block into ~/.ssh/tunnel_config instead of printing it, and an Include into ~/.ssh/config. Replaces what
     /// an earlier --write wrote.
@@ -59,53 +55,27 @@ pub fn run(ssh_arguments: &SshArgs) -> Result<String, CommandError> {
     Err(CommandError::unavailable(format!("cannot run ssh: {cause}; install OpenSSH's client")))
 }
 
-/// Returns the block for `~/.ssh/config`, or writes or removes the files with it. Returns lines for the terminal.
+/// Returns the block for ssh's config, or writes or removes the file with it. Returns lines for the terminal.
 ///
 /// # Errors
 ///
-/// Returns an error if a node's name or a path cannot be in such a file, no server lists nodes, or a file cannot be
-/// written.
-pub async fn config(ssh_arguments: &SshConfigArgs, env: &Environment) -> Result<String, CommandError> {
+/// Returns an error if a node's name or a path cannot be in such a file, or a file cannot be changed.
+pub fn config(ssh_arguments: &SshConfigArgs, env: &Environment) -> Result<String, CommandError> {
     if ssh_arguments.remove {
-        return include::remove(env);
+        return include::set(env, None);
     }
-    let mut nodes = ssh_arguments.nodes.clone();
-    if nodes.is_empty() {
-        nodes = query(None, &["server"], env, listed_nodes).await?;
-    }
-    let command = proxy_command(&ssh_arguments.client)?;
-    let text = blocks(&nodes, &command)?;
-    if ssh_arguments.write { include::write(env, &text, &nodes, &command) } else { Ok(text) }
-}
-
-/// Returns the nodes that a server lists. Any node may have chosen its name, and must not take the place of another
-/// host of the user.
-async fn listed_nodes(api: &AdminClient) -> Result<Vec<String>, CommandError> {
-    let all: NodesResponse = api.parse(&api.get("/nodes").await?)?;
-    let is_plain =
-        |name: &String| name.parse::<NodeName>().is_ok() && !name.starts_with('-') && !name.contains('.');
-    let nodes: Vec<_> = all.nodes.into_iter().map(|node| node.name).filter(is_plain).collect();
-    if nodes.is_empty() {
-        return Err(CommandError::usage(format!(
-            "{api} lists no node with a name without a dot; set NODE, which may be a pattern such as 'edge-*'"
-        )));
-    }
-    Ok(nodes)
-}
-
-/// Returns the blocks of ssh's config for these nodes, a few on a line.
-fn blocks(nodes: &[String], command: &str) -> Result<String, CommandError> {
     let is_sound = |name: &&String| {
         let other = |c: char| matches!(c, '.' | '-' | '_' | ':' | '*' | '?' | '!');
         !name.starts_with('-') && name.chars().all(|c| c.is_ascii_alphanumeric() || other(c))
     };
-    if let Some(wrong) = nodes.iter().find(|name| !is_sound(name)) {
+    if let Some(wrong) = ssh_arguments.nodes.iter().find(|name| !is_sound(name)) {
         return Err(CommandError::usage(format!(
             "{wrong:?}: expected a node's name, or a pattern with * and ?"
         )));
     }
-    let lines = nodes.chunks(HOSTS_IN_LINE);
-    Ok(lines.map(|line| format!("Host {}\n  ProxyCommand {command}\n", line.join(" "))).collect())
+    let hosts = ssh_arguments.nodes.join(" ");
+    let block = format!("Host {hosts}\n  ProxyCommand {}\n", proxy_command(&ssh_arguments.client)?);
+    if ssh_arguments.write { include::set(env, Some(&block)) } else { Ok(block) }
 }
 
 /// Returns an inventory of these nodes for Ansible: group `tunnel`, with this program as ssh's ProxyCommand. The server
@@ -238,9 +208,6 @@ fn quoted(word: &str) -> String {
     shell_word(&word.replace('%', "%%"))
 }
 
-/// Number of names in a `Host` line. Older versions of ssh read at most 1 KiB of a line.
-const HOSTS_IN_LINE: usize = 16;
-
 /// Flags of ssh that have a value.
 const VALUED_FLAGS: [char; 20] =
     ['b', 'c', 'e', 'i', 'l', 'm', 'o', 'p', 'B', 'D', 'E', 'F', 'I', 'J', 'L', 'O', 'Q', 'R', 'S', 'W'];
@@ -248,7 +215,6 @@ const VALUED_FLAGS: [char; 20] =
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use futures_util::FutureExt as _;
 
     use crate::command::{Args, Command};
 
@@ -335,7 +301,7 @@ mod tests {
         let block = |nodes: &[&str]| {
             let line = [&["ssh-config", "--user=100%", "--insecure"], nodes].concat();
             let config = ConfigLine::try_parse_from(line).unwrap().config;
-            super::config(&config, &Environment::default()).now_or_never().unwrap()
+            super::config(&config, &Environment::default())
         };
         let text = block(&["edge-*", "node1"]).unwrap();
         assert!(text.starts_with("Host edge-* node1\n  ProxyCommand /"), "{text}");

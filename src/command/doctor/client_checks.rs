@@ -23,13 +23,8 @@ pub(super) fn caller(
     let path = env.client_file.clone().ok_or_else(|| {
         Finding::error("config", "neither HOME nor XDG_CONFIG_HOME is set", "a home directory", "")
     })?;
-    let config = client::links(&env)
-        .map_err(|why| Finding::error("config", why.text, "a file without errors, for this user only", ""))?
-        .ok_or_else(|| {
-            let text = format!("{} names no servers to link to, or does not exist", path.display());
-            let hint = "get an invitation (`tunnel invite --user`) and run `tunnel join --user`";
-            Finding::error("config", text, "servers, and what proves this user", hint)
-        })?;
+    let config = client::joined(&env)
+        .map_err(|why| Finding::error("config", why.text, "a file without errors, for this user only", ""))?;
     let (name, proof, identity) = match &config.proof {
         UserCredentials::Token(user, tokens) => {
             let token = tokens.load().first().map(|token| token.reveal().to_owned()).unwrap_or_default();
