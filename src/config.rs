@@ -84,7 +84,9 @@ pub struct ProxyVariables {
 }
 
 /// A text that must not appear in logs. Displays as `***`.
-#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(derive_more::Debug, derive_more::Display, Clone, PartialEq, Eq, Default, Deserialize)]
+#[debug("***")]
+#[display("***")]
 pub struct SecretString(String);
 
 /// The config read from a file and the environment, complete or not.
@@ -125,7 +127,8 @@ pub struct ConfigError {
 pub struct ConfigErrors<F = ConfigError>(pub Vec<F>);
 
 /// A warning about a file that loads nevertheless.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+#[display("{key}: {text}")]
 pub struct Warning {
     /// The full key, or the table.
     pub key: String,
@@ -247,18 +250,6 @@ impl<F> ConfigErrors<F> {
 
 impl<F: fmt::Debug + fmt::Display> std::error::Error for ConfigErrors<F> {}
 
-impl fmt::Display for SecretString {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-impl fmt::Debug for SecretString {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
 impl Serialize for SecretString {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -286,12 +277,6 @@ impl<F: fmt::Display> fmt::Display for ConfigErrors<F> {
             error.fmt(f)?;
         }
         Ok(())
-    }
-}
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.key, self.text)
     }
 }
 

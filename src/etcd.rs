@@ -38,6 +38,8 @@ pub struct EtcdAccess {
 pub type EtcdConnector = dyn Fn(usize) -> BoxFuture<'static, Result<EtcdConnection, EtcdError>> + Send + Sync;
 
 /// The members of an etcd cluster, dialled in turn, and the connection to the current one.
+#[derive(derive_more::Debug)]
+#[debug("EtcdClient({turn})")]
 pub struct EtcdClient {
     count: usize,
     open: Box<EtcdConnector>,
@@ -119,12 +121,6 @@ impl EtcdClient {
     pub(crate) fn next(&mut self) {
         self.forget();
         self.turn = self.turn.wrapping_add(1);
-    }
-}
-
-impl fmt::Debug for EtcdClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdClient").field("turn", &self.turn).finish_non_exhaustive()
     }
 }
 

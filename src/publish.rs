@@ -24,6 +24,8 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::zone::NodeZone;
 
 /// The task that publishes which nodes are connected here. It never affects a link or a session.
+#[derive(derive_more::Debug)]
+#[debug("Publisher({store:?}, {zone:?})")]
 pub struct Publisher {
     /// Registry of the nodes.
     pub registry: Arc<Registry>,
@@ -156,15 +158,6 @@ impl DesiredRecords {
 
     fn records(&self) -> BTreeSet<String> {
         self.0.keys().cloned().collect()
-    }
-}
-
-impl fmt::Debug for Publisher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Publisher")
-            .field("store", &self.store)
-            .field("zone", &self.zone)
-            .finish_non_exhaustive()
     }
 }
 

@@ -42,7 +42,8 @@ pub struct StartupErrorCollector {
 pub struct NotPrepared;
 
 /// One error found at startup, with its kind. All are reported together before the process exits.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+#[display("{error}")]
 pub struct StartupError {
     /// Kind of the error, which decides the exit code.
     pub kind: StartupErrorKind,
@@ -325,12 +326,6 @@ impl StartupErrors {
     /// Returns the most severe kind of error, or `None` if there are none.
     pub fn most_severe(&self) -> Option<StartupErrorKind> {
         self.iter().map(|found| found.kind).min()
-    }
-}
-
-impl fmt::Display for StartupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Tells the owner of this process what a changed config would do.
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::FutureExt as _;
@@ -16,7 +15,8 @@ use crate::admin::responses::{AdminAnswer, plain_text, text};
 type PlanFn = dyn Fn(String) -> BoxFuture<'static, Result<String, String>> + Send + Sync;
 
 /// Answers `POST /config/plan` once the process follows its config. Cheap to clone.
-#[derive(Clone, Default)]
+#[derive(derive_more::Debug, Clone, Default)]
+#[debug("ConfigPlanner({})", _0.get().is_some())]
 pub struct ConfigPlanner(Arc<OnceLock<Box<PlanFn>>>);
 
 impl ConfigPlanner {
@@ -40,12 +40,6 @@ impl ConfigPlanner {
         let planned = plan(String::from_utf8_lossy(&body.to_bytes()).into_owned()).await;
         let why = |why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n"));
         planned.map(|plan| text(StatusCode::OK, plan, "application/json")).map_err(why)
-    }
-}
-
-impl fmt::Debug for ConfigPlanner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ConfigPlanner({})", self.0.get().is_some())
     }
 }
 

@@ -1,6 +1,5 @@
 //! The live page: one file that loads only its own events.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -27,7 +26,8 @@ pub(crate) type UserFuture = BoxFuture<'static, Result<String, (&'static str, St
 type PageAuthenticator = dyn Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync;
 
 /// Users who may view pages from other machines.
-#[derive(Clone)]
+#[derive(derive_more::Debug, Clone)]
+#[debug("PageViewers")]
 pub struct PageViewers {
     /// Finds the user that has sent a request.
     pub(crate) authenticate: Arc<PageAuthenticator>,
@@ -129,12 +129,6 @@ pub(crate) fn live_page() -> Response<Full<Bytes>> {
     }
     set_security_headers(answer.headers_mut(), "text/html; charset=utf-8");
     answer
-}
-
-impl fmt::Debug for PageViewers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PageViewers")
-    }
 }
 
 fn set_security_headers(headers: &mut HeaderMap, kind: &'static str) {

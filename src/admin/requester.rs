@@ -1,6 +1,5 @@
 //! The requester, and whether it may see private data.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -14,15 +13,18 @@ use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::names::{UserDevice, UserName};
 
 /// The sender of a request at an admin port; decides which paths it may use.
-#[derive(Debug, Clone)]
+#[derive(derive_more::Display, Debug, Clone)]
 pub enum AdminRequester {
     /// A client at this address, with the certificate that it has presented.
+    #[display("{_0}")]
     Address(IpAddr, Option<ClientCertificate>),
     /// A user of this machine at the admin socket, by user id.
+    #[display("uid={_0}")]
     LocalUser(u32),
     /// A user who has proved this name by a certificate or a password.
     User(String),
     /// A user's program, over its link.
+    #[display("{}", _0.device)]
     Linked(Arc<LinkedUser>),
 }
 
@@ -154,17 +156,6 @@ impl AdminRequester {
             // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
             Self::Address(..) if !private && !head.contains_key(HOST) => Ok(()),
             Self::Address(..) => Err(OTHER_HOST),
-        }
-    }
-}
-
-impl fmt::Display for AdminRequester {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Address(ip, _) => ip.fmt(f),
-            Self::LocalUser(uid) => write!(f, "uid={uid}"),
-            Self::User(name) => f.write_str(name),
-            Self::Linked(user) => user.device.fmt(f),
         }
     }
 }

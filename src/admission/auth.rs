@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +21,8 @@ use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_net::reload::ReloadedValue;
 
 /// User names and bcrypt password hashes from an htpasswd file.
-#[derive(Clone)]
+#[derive(derive_more::Debug, Clone)]
+#[debug("Users({})", hashes.len())]
 pub struct Users {
     hashes: HashMap<String, Arc<str>>,
     /// A hash that matches no password. Checking it takes as long as the slowest of `hashes`, so that timing does not
@@ -31,7 +31,8 @@ pub struct Users {
 }
 
 /// A successful login, which is valid until the user's password changes.
-#[derive(Clone)]
+#[derive(derive_more::Debug, Clone)]
+#[debug("Login({user})")]
 pub struct Login {
     /// The user.
     pub user: String,
@@ -40,6 +41,8 @@ pub struct Login {
 }
 
 /// A password checker that limits concurrent checks, is fair to sources, and caches correct passwords for a minute.
+#[derive(derive_more::Debug)]
+#[debug("PasswordChecker({:?})", users.load())]
 pub struct PasswordChecker {
     users: ReloadedValue<Users>,
     /// Fingerprints of successful logins, with their times.
@@ -169,24 +172,6 @@ impl PasswordChecker {
     fn fingerprint(&self, name: &str, password: &str, hash: &str) -> u128 {
         let all = (name, password, hash);
         u128::from(self.keys.0.hash_one(all)) << 64 | u128::from(self.keys.1.hash_one(all))
-    }
-}
-
-impl fmt::Debug for Users {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Users({})", self.hashes.len())
-    }
-}
-
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Login({})", self.user)
-    }
-}
-
-impl fmt::Debug for PasswordChecker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Logins({:?})", self.users.load())
     }
 }
 

@@ -18,15 +18,20 @@ use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::printable::one_line as clean;
 
 /// Where a command sends its requests.
+#[derive(derive_more::Display)]
+#[display("{at}")]
 pub(crate) struct AdminClient {
     at: AdminApiEndpoint,
     choice: String,
 }
 
+#[derive(derive_more::Display)]
 enum AdminApiEndpoint {
     /// The admin socket of a process on this machine.
+    #[display("{}", _0.display())]
     Socket(PathBuf),
     /// The server of a link of `client.toml`.
+    #[display("{LINK}")]
     Link(Box<UserUplinks>),
 }
 
@@ -126,15 +131,6 @@ impl AdminClient {
     pub(crate) fn incompatible(&self, cause: &dyn fmt::Display) -> CommandError {
         let cause = clean(&cause.to_string());
         CommandError::unavailable(format!("incompatible version at {self}: {cause}"))
-    }
-}
-
-impl fmt::Display for AdminClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.at {
-            AdminApiEndpoint::Socket(path) => path.display().fmt(f),
-            AdminApiEndpoint::Link(_) => f.write_str(LINK),
-        }
     }
 }
 

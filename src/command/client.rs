@@ -72,14 +72,16 @@ pub(crate) struct SourcedValue<T> {
 }
 
 /// Where a value was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SettingSource {
     /// The command line, with this flag.
     Flag(&'static str),
     /// This environment variable.
     Variable(&'static str),
     /// This key of a file.
+    #[display("{_0} in {}", _1.display())]
     File(&'static str, PathBuf),
+    #[display("default server")]
     Default,
 }
 
@@ -209,16 +211,6 @@ impl<V: Fn(&str) -> Option<String>> SettingPlaces<'_, V> {
                 (self.variable)(name).map(|value| setting(value.into(), SettingSource::Variable(name)))
             })
             .or_else(|| in_file.map(|value| setting(value, SettingSource::File(key, self.file.to_owned()))))
-    }
-}
-
-impl fmt::Display for SettingSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flag(name) | Self::Variable(name) => f.write_str(name),
-            Self::File(key, path) => write!(f, "{key} in {}", path.display()),
-            Self::Default => f.write_str("default server"),
-        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Keys of a process's ports for operators, which servers and edges share.
 
 use crate::config::value::forms;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 
+use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::config::WarningKind;
@@ -10,13 +11,16 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 
 /// `[server.links] and [edge.uplink]`: ports for operators.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct AdminPorts {
     /// Address (ip:port) of the admin listener: health, metrics and status page. Requests must use an address or
     /// localhost as Host; with any other Host only /livez, /readyz and /metrics are served. No edge dials it. If no key
     /// sets it and another program has the port, the process runs without it.
     #[serde(deserialize_with = "forms::listen_address")]
+    // The kernel gives clients ports from 32768 to 60999, so another program takes 9010 only on purpose.
+    #[educe(Default = SocketAddr::from((Ipv4Addr::LOCALHOST, 9010)))]
     pub admin_listen: SocketAddr,
     /// Address (ip:port) of /metrics, /livez and /readyz only, for Prometheus and probes; a server has /metrics/nodes and
     /// /sd/nodes there, too. At an edge it is the only port of the edge itself that clients may reach, so that a Prometheus can
@@ -33,23 +37,11 @@ pub struct AdminPorts {
     pub channelz_listen: Option<SocketAddr>,
     /// Whether no key sets `admin_listen`. The process then starts without it if the port is not available.
     #[serde(skip)]
+    #[educe(Default = true)]
     pub is_default: bool,
     /// Whether the admin listener sets the log level, as SuperEdge's does.
     #[serde(skip)]
     pub sets_level: bool,
-}
-
-impl Default for AdminPorts {
-    /// The kernel gives clients ports from 32768 to 60999, so another program takes 9010 only on purpose.
-    fn default() -> Self {
-        Self {
-            admin_listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9010),
-            metrics_listen: None,
-            channelz_listen: None,
-            is_default: true,
-            sets_level: false,
-        }
-    }
 }
 
 impl AdminPorts {

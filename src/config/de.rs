@@ -107,7 +107,8 @@ struct PresentFields<'r, 't> {
 struct TomlItems<I>(I);
 
 /// The error of a value.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{expected}")]
 struct FieldError {
     /// The key of the value, relative to the table; empty until it is known.
     key: String,
@@ -354,14 +355,6 @@ impl Error for FieldError {
 
     fn missing_field(field: &'static str) -> Self {
         Self::custom(format_args!("set {field} in it"))
-    }
-}
-
-impl std::error::Error for FieldError {}
-
-impl fmt::Display for FieldError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.expected)
     }
 }
 

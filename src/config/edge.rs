@@ -3,12 +3,12 @@
 pub mod csr;
 
 use crate::config::value::forms;
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -22,13 +22,15 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_proto::names::{Host, NameError, NodeName, Target};
 
 /// `[edge.uplink]`: the servers that an edge dials, its identity, and its ports for operators.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct UplinkConfig {
     /// Kubernetes name of this node, which clients use to reach it. Default: NODE_NAME of the environment. One of the
     /// two is required.
     ///
     /// Example: `"edge-1"`
+    #[educe(Default = NodeName::none())]
     pub node: NodeName,
     /// Token of this node, as in the servers' token file. No default; set token or token_file, or enabled = true in
     /// `[edge.csr]`.
@@ -43,6 +45,7 @@ pub struct UplinkConfig {
     pub token_file: Option<PathBuf>,
     /// File (PEM) of the CAs that may sign the servers' certificate. Re-read when it changes.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = config::CA.into())]
     pub ca: PathBuf,
     /// Name or address that the certificate of every server must contain. Default: the host of each entry of servers.
     ///
@@ -73,22 +76,6 @@ pub struct UplinkConfig {
     pub proxy: ProxyVariables,
 }
 
-impl Default for UplinkConfig {
-    fn default() -> Self {
-        Self {
-            node: NodeName::none(),
-            token: None,
-            token_file: None,
-            ca: config::CA.into(),
-            tls_server_name: None,
-            servers: Vec::new(),
-            ports: AdminPorts::default(),
-            congestion: None,
-            proxy: ProxyVariables::default(),
-        }
-    }
-}
-
 impl UplinkConfig {
     /// Returns the servers, each with the name that its certificate must contain.
     pub fn server_addresses(&self) -> impl Iterator<Item = ServerAddress> {
@@ -97,7 +84,8 @@ impl UplinkConfig {
 }
 
 /// One of `servers`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+#[display("{}{at}", if *is_websocket { WEBSOCKET } else { "" })]
 pub struct ServerEntry {
     /// The address to dial.
     pub at: Target,
@@ -127,12 +115,6 @@ impl FromStr for ServerEntry {
             None => at.parse()?,
         };
         Ok(Self { at, is_websocket })
-    }
-}
-
-impl fmt::Display for ServerEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", if self.is_websocket { WEBSOCKET } else { "" }, self.at)
     }
 }
 
@@ -166,14 +148,17 @@ pub struct ServerAddress {
 }
 
 /// `[edge.session]`: limits of sessions.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct EdgeSessionConfig {
     /// Timeout for resuming a session while no server is reachable.
     #[serde(with = "Millis::<0, DAY>")]
+    #[educe(Default = config::RESUME_TIMEOUT)]
     pub resume_timeout: Duration,
     /// Timeout for sessions to finish once the edge is stopping.
     #[serde(with = "Millis::<0, DAY>")]
+    #[educe(Default = config::DRAIN_TIMEOUT)]
     pub drain_timeout: Duration,
     /// Maximum number of bytes that sessions may reserve for incoming data. Default: a third of the memory limit, at
     /// most 12MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
@@ -183,16 +168,6 @@ pub struct EdgeSessionConfig {
     /// Example: `"12MiB"`
     #[serde(with = "ByteSize::<MIN_MEMORY>")]
     pub buffer_memory: Option<usize>,
-}
-
-impl Default for EdgeSessionConfig {
-    fn default() -> Self {
-        Self {
-            resume_timeout: config::RESUME_TIMEOUT,
-            drain_timeout: config::DRAIN_TIMEOUT,
-            buffer_memory: None,
-        }
-    }
 }
 
 /// `[edge.allow]`: the targets that clients may reach through an edge.

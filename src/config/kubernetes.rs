@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,8 @@ use tunnel_proto::names::Host;
 /// gets a new address, without closing connections. A server starts once it has its certificates, which
 /// `tunnel approve` must approve. Requires a program built with Kubernetes, and the rights of deploy/kustomize/csr. The
 /// command `tunnel config check` requires that the files exist.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct ServerCsrConfig {
     /// Certificates to request. "server" (server.pem): for the server's ports with TLS, signed by
@@ -38,6 +40,7 @@ pub struct ServerCsrConfig {
     pub profiles: BTreeSet<ProfileKind>,
     /// Directory of the files, created if it does not exist.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = "/var/lib/tunnel/pki".into())]
     pub dir: PathBuf,
     /// For "server": Services of POD_NAMESPACE at which clients reach the ports. The certificate contains loopback's
     /// names, and the Services' names, cluster IPs, external IPs, load balancers and annotation
@@ -82,20 +85,6 @@ pub enum ProfileKind {
     ProxyClient,
 }
 
-impl Default for ServerCsrConfig {
-    fn default() -> Self {
-        Self {
-            profiles: BTreeSet::new(),
-            dir: "/var/lib/tunnel/pki".into(),
-            services: Vec::new(),
-            names: BTreeSet::new(),
-            lifetime: None,
-            edge_ca: None,
-            cluster: ClusterSettings::default(),
-        }
-    }
-}
-
 /// Reads `[server.csr]`. Returns `None` if nothing is requested.
 pub(crate) fn csr(
     cloud: &mut ConfigTableReader<'_>,
@@ -121,7 +110,8 @@ pub(crate) fn csr(
 /// must be bound to a pod that exists, and the node is that of the pod. The edge replaces its link when the kubelet has
 /// renewed the token. Links and sessions of an edge end within 10 s after its pod or Node was deleted, and a link ends
 /// with the token that proved it. Requires a program built with Kubernetes, and the rights of deploy/kustomize/base.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct ServiceAccountConfig {
     /// Name of the ServiceAccount, in the namespace POD_NAMESPACE. Default: none, so no such token is accepted.
@@ -131,25 +121,16 @@ pub struct ServiceAccountConfig {
     pub name: Option<String>,
     /// Audience that the tokens must have, as the audience of their volume.
     #[serde(deserialize_with = "forms::filled_text")]
+    #[educe(Default = "tunnel.cloud.io".to_owned())]
     pub audience: String,
     /// Whether edges may link while kube-apiserver does not answer, for a day at most: those of pods that this server
     /// knew before, if a published key of kube-apiserver has signed their tokens. Links then outlive tokens that the
     /// kubelet cannot renew. All others wait. The audit log names them.
+    #[educe(Default = true)]
     pub outage: bool,
     /// The cluster of the pods.
     #[serde(skip)]
     pub cluster: ClusterSettings,
-}
-
-impl Default for ServiceAccountConfig {
-    fn default() -> Self {
-        Self {
-            name: None,
-            audience: "tunnel.cloud.io".to_owned(),
-            outage: true,
-            cluster: ClusterSettings::default(),
-        }
-    }
 }
 
 /// Reads `[server.service_account]`. Returns `None` if no tokens of ServiceAccounts are accepted.

@@ -12,6 +12,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
@@ -26,7 +27,8 @@ use tunnel_proto::names::ServerDisplayName;
 
 /// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the ports for
 /// operators.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct LinkListenerConfig {
     /// Name of this server on the live page, in `tunnel nodes` and `tunnel status`, here and at its peers. It is sent
@@ -36,6 +38,8 @@ pub struct LinkListenerConfig {
     pub name: Option<ServerDisplayName>,
     /// Address (ip:port) that edges link to: gRPC, always over TLS.
     #[serde(deserialize_with = "forms::listen_address")]
+    // SuperEdge's port.
+    #[educe(Default = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 9000)))]
     pub listen: SocketAddr,
     /// Networks or addresses of load balancers in front of that port. Each of their connections must begin with a PROXY
     /// header (v1 or v2) that contains the client's address; a connection without one is closed.
@@ -60,9 +64,12 @@ pub struct LinkListenerConfig {
     pub congestion: Option<String>,
     /// File (PEM) of the private key for that TLS. Re-read when it changes.
     #[serde(deserialize_with = "forms::file")]
+    // The paths of `tunnel init`.
+    #[educe(Default = "/etc/tunnel/certs/server.key".into())]
     pub key: PathBuf,
     /// File (PEM) of its certificate chain, leaf first. Re-read when it changes.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = "/etc/tunnel/certs/server.crt".into())]
     pub cert: PathBuf,
     /// File of lines "node:token" that edges must match; "default:token" applies to all other nodes. A line without a
     /// token ("node:") rejects its node, even with a certificate. With "default" any edge can take any other name. That
@@ -73,56 +80,49 @@ pub struct LinkListenerConfig {
     /// cutting sessions, run `tunnel token rotate`: "node:NEW previous=OLD" accepts both tokens until the edge has the
     /// new one.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = "/etc/tunnel/token/token".into())]
     pub token_file: PathBuf,
     /// File (PEM) of the CA that signs servers' certificates, with which servers authenticate each other. Re-read when
     /// it changes. Not required while there is only one server. Once it exists, a caller that presents
     /// another certificate than a server's is rejected.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = config::CA.into())]
     pub peer_ca: PathBuf,
 }
 
-impl Default for LinkListenerConfig {
-    /// SuperEdge's port, and the paths of `tunnel init`.
-    fn default() -> Self {
-        Self {
-            name: None,
-            listen: (Ipv6Addr::UNSPECIFIED, 9000).into(),
-            proxy_protocol: Networks::default(),
-            trusted_proxies: Networks::default(),
-            ports: AdminPorts::default(),
-            congestion: None,
-            key: "/etc/tunnel/certs/server.key".into(),
-            cert: "/etc/tunnel/certs/server.crt".into(),
-            token_file: "/etc/tunnel/token/token".into(),
-            peer_ca: config::CA.into(),
-        }
-    }
-}
-
 /// `[server.session]`: limits of sessions.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct SessionConfig {
     /// Timeout for resuming a session while its edge is disconnected.
     #[serde(with = "Millis::<0, DAY>")]
+    #[educe(Default = config::RESUME_TIMEOUT)]
     pub resume_timeout: Duration,
     /// Timeout for the target to answer a client.
     #[serde(with = "Millis::<100, 600_000>")]
+    // Two seconds more than an edge's dial timeout, so that its reason arrives.
+    #[educe(Default = Duration::from_secs(12))]
     pub open_timeout: Duration,
     /// Maximum number of concurrent sessions; further ones get 503.
     #[serde(deserialize_with = "forms::count::<MAX_SESSIONS, _>")]
+    // A process reaches its memory limit long before.
+    #[educe(Default = 100_000)]
     pub max_sessions: usize,
     /// Maximum number of concurrent sessions per client; further ones get 503. A client is a user if auth = "basic",
     /// otherwise an IPv4 address or an IPv6 /64. A session counts until its last bytes are delivered. Default: a
     /// quarter of max_sessions.
     #[serde(deserialize_with = "forms::count::<MAX_SESSIONS, _>")]
+    #[educe(Default = 25_000)]
     pub max_per_client: usize,
     /// Timeout for sessions to finish once the server is stopping.
     #[serde(with = "Millis::<0, DAY>")]
+    #[educe(Default = config::DRAIN_TIMEOUT)]
     pub drain_timeout: Duration,
     /// Timeout for sessions without traffic to an edge of SuperEdge v0.8 or v0.9. Such an edge does not report that a
     /// target has closed, so without traffic nothing else ends the session before its client does.
     #[serde(with = "Millis::<60_000, DAY>")]
+    #[educe(Default = PLAIN_IDLE_TIMEOUT)]
     pub superedge_idle_timeout: Duration,
     /// Maximum number of bytes that sessions may reserve for incoming data. Default: a third of the memory limit, at
     /// most 256MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
@@ -134,24 +134,9 @@ pub struct SessionConfig {
     pub buffer_memory: Option<usize>,
 }
 
-impl Default for SessionConfig {
-    fn default() -> Self {
-        Self {
-            resume_timeout: config::RESUME_TIMEOUT,
-            // Two seconds more than an edge's dial timeout, so that its reason arrives.
-            open_timeout: Duration::from_secs(12),
-            // A process reaches its memory limit long before.
-            max_sessions: 100_000,
-            max_per_client: 25_000,
-            drain_timeout: config::DRAIN_TIMEOUT,
-            superedge_idle_timeout: PLAIN_IDLE_TIMEOUT,
-            buffer_memory: None,
-        }
-    }
-}
-
 /// `[server.edge_access]`: what edges may reach through this server.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct EdgeAccessConfig {
     /// Targets that edges may have this server dial, each "network:port" or "network:*", such as "10.96.0.10:53" or
@@ -161,20 +146,16 @@ pub struct EdgeAccessConfig {
     /// "127.0.0.1:5432". The request must contain a name that resolves to them: an edge's proxy rejects such an address
     /// itself, however it is written. Any edge with a token may reach all these targets, and programs at its node do so
     /// with its `[edge.http_proxy]`.
+    #[educe(Default = Targets::none())]
     pub targets: Targets,
     /// Patterns of nodes that edges may reach, such as "edge-*"; '*' matches any run of characters, case is ignored. A
     /// target with the address of such a node, or a Service there, is reached through the node's edge.
     pub nodes: Vec<NodeGlob>,
 }
 
-impl Default for EdgeAccessConfig {
-    fn default() -> Self {
-        Self { targets: Targets::none(), nodes: Vec::new() }
-    }
-}
-
 /// `[server.direct]`: targets at no node with an edge that a server dials itself for its clients.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct DirectConfig {
     /// Targets, each "network:port" or "network:*". This server resolves names, and dials only addresses that an entry
@@ -183,13 +164,8 @@ pub struct DirectConfig {
     /// need no entry.
     ///
     /// Example: `["10.0.0.0/8:443"]`
+    #[educe(Default = Targets::none())]
     pub targets: Targets,
-}
-
-impl Default for DirectConfig {
-    fn default() -> Self {
-        Self { targets: Targets::none() }
-    }
 }
 
 /// Default maximum of bytes that sessions may reserve.

@@ -70,7 +70,8 @@ pub type EtcdChannel = BoxCloneSyncService<http::Request<Body>, http::Response<B
 
 /// A connection to one member, logged in if required. Each call takes at most [`CALL_TIMEOUT`]; a call that is dropped
 /// may still be carried out. Cheap to clone.
-#[derive(Clone)]
+#[derive(derive_more::Debug, Clone)]
+#[debug("EtcdConnection({at})")]
 pub struct EtcdConnection {
     at: Target,
     channel: EtcdChannel,
@@ -241,12 +242,6 @@ impl EtcdConnection {
         let message = TxnRequest { compare: vec![compare], success };
         let done: TxnResponse = self.call("/etcdserverpb.KV/Txn", message).await?;
         Ok(done.succeeded)
-    }
-}
-
-impl fmt::Debug for EtcdConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdConnection").field("at", &self.at).finish_non_exhaustive()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::admission::connect::ConnectProtocol;
@@ -21,7 +22,8 @@ use tunnel_proto::frame::SessionCategory;
 
 /// `[server.egress]`: CONNECT to node:port for kube-apiserver's egress selector (HTTPConnect). Without this table it is
 /// disabled. For a Unix socket, the owner of its file replaces the access rules, except rules.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct EgressConfig {
     /// Address (ip:port), with TLS, or "unix:/path": a socket that only the user of this program may open, created at
@@ -32,9 +34,12 @@ pub struct EgressConfig {
     pub(crate) listen: Option<ListenAddress>,
     /// File (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
     #[serde(deserialize_with = "forms::file")]
+    // SuperEdge's paths of certificate and key.
+    #[educe(Default = "/etc/tunnel/certs/egress.crt".into())]
     pub cert: PathBuf,
     /// File (PEM) of its private key.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = "/etc/tunnel/certs/egress.key".into())]
     pub key: PathBuf,
     /// File (PEM) of the CA that signs clients' certificates. Re-read when it changes. Clients without such a
     /// certificate are denied; clients with one need no password, and its name is their user in rules and in the log.
@@ -46,14 +51,6 @@ pub struct EgressConfig {
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
-}
-
-impl Default for EgressConfig {
-    /// SuperEdge's paths of certificate and key.
-    fn default() -> Self {
-        let [cert, key] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"].map(PathBuf::from);
-        Self { listen: None, cert, key, client_ca: None, access: AccessConfig::default() }
-    }
 }
 
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "egress", by_address: true, read };

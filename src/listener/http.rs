@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use educe::Educe;
 use http::request::Parts;
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::sync::watch;
@@ -40,11 +41,13 @@ use tunnel_proto::frame::SessionCategory;
 /// http://node1:10255/metrics, if DNS resolves the nodes' names to this server. The headers of `[server.https]` apply,
 /// from clients in allow_from. These clients cannot send a password: if auth is "basic" in `[server.connect]`, set auth
 /// = "none" here.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct HttpConfig {
     /// Address of the ports.
     #[serde(deserialize_with = "forms::ip")]
+    #[educe(Default = Ipv6Addr::UNSPECIFIED.into())]
     listen_ip: IpAddr,
     /// The ports, and the target that a node dials for each: "port" = "host:port", or "host" as in `[server.https]`.
     /// Default: none.
@@ -63,13 +66,6 @@ pub(crate) type NodePorts = BTreeMap<ConfigPort<0>, PortTarget>;
 /// Writes each port as a text, since a key of TOML is one.
 pub(crate) fn by_text<S: Serializer>(ports: &NodePorts, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(ports.iter().map(|(port, stands_for)| (port.0.to_string(), stands_for)))
-}
-
-impl Default for HttpConfig {
-    fn default() -> Self {
-        let listen_ip = Ipv6Addr::UNSPECIFIED.into();
-        Self { listen_ip, ports: NodePorts::new(), access: AccessConfig::default() }
-    }
 }
 
 /// A port of this server, and the port of each node that it stands for.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use educe::Educe;
 use serde::{Deserialize, Serialize};
 use tokio_rustls::rustls::ClientConfig;
 
@@ -36,7 +37,8 @@ use tunnel_proto::frame::SessionCategory;
 /// At a port with "host", X-Tunnel-Proxy-Dest replaces Host: it is the target that the node dials (host:port). All
 /// other clients are denied these headers; targets never receive them. Clients of these ports cannot send a password:
 /// if auth is "basic" in `[server.connect]`, set auth = "none" or client_ca here.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct HttpsConfig {
     /// Who terminates the clients' TLS. "terminate": this server; the edge speaks TLS to the target
@@ -48,9 +50,11 @@ pub struct HttpsConfig {
     /// alert unrecognized_name. kube-apiserver names one for logs; for exec, attach and port-forward only if it runs
     /// with --kubelet-certificate-authority. A client that is denied gets access_denied; internal_error means that the
     /// target cannot be reached. The access log contains the reason.
+    #[educe(Default = Mode::Terminate)]
     pub(crate) mode: Mode,
     /// Address of the ports.
     #[serde(deserialize_with = "forms::ip")]
+    #[educe(Default = Ipv6Addr::UNSPECIFIED.into())]
     listen_ip: IpAddr,
     /// The ports, and the target that a node dials for each: "port" = "host:port"; 127.0.0.1 is the node's own. With
     /// "terminate", "host" means the port in each request's Host, on the node itself. At the node's address,
@@ -63,9 +67,12 @@ pub struct HttpsConfig {
     ports: NodePorts,
     /// For "terminate": file (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
     #[serde(deserialize_with = "forms::file")]
+    // SuperEdge's paths of certificate and key.
+    #[educe(Default = "/etc/tunnel/certs/apiserver-kubelet-server.crt".into())]
     cert: PathBuf,
     /// For "terminate": file (PEM) of its private key.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = "/etc/tunnel/certs/apiserver-kubelet-server.key".into())]
     key: PathBuf,
     /// For "terminate": file (PEM) of the CA that signs clients' certificates. Every accepted client acts at every
     /// target with the edge's certificate, and so has exec at every kubelet. Set the CA of kube-apiserver's
@@ -108,27 +115,6 @@ pub struct HttpsConfig {
 pub(crate) enum Mode {
     Terminate,
     Passthrough,
-}
-
-impl Default for HttpsConfig {
-    /// SuperEdge's paths of certificate and key.
-    fn default() -> Self {
-        let [cert, key] =
-            ["crt", "key"].map(|kind| format!("/etc/tunnel/certs/apiserver-kubelet-server.{kind}").into());
-        Self {
-            mode: Mode::Terminate,
-            listen_ip: Ipv6Addr::UNSPECIFIED.into(),
-            ports: NodePorts::new(),
-            cert,
-            key,
-            client_ca: None,
-            target_cert: None,
-            target_key: None,
-            target_ca: None,
-            target_insecure_skip_verify: false,
-            access: AccessConfig::default(),
-        }
-    }
 }
 
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpStream;
@@ -50,7 +51,8 @@ use tunnel_proto::names::{NodeName, Target};
 /// of one rank contradict each other, neither applies, with a warning. Default: nothing is intercepted. To the node, a
 /// client on this host has the host's address. It cannot send a password: if auth is "basic" in `[server.connect]`, set
 /// auth = "none" here. No load balancer is in front of these ports: proxy_protocol is not inherited.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct InterceptConfig {
     /// Networks of the addresses of edge nodes. Nothing outside of them is intercepted, nor the address of a Kubernetes
@@ -59,17 +61,22 @@ pub struct InterceptConfig {
     /// Required: `["10.0.0.0/16", "fd00:10::/64"]`
     pub networks: Networks,
     /// Intercepted ports of nodes (1 to 65535). The ports of `[server.node_ports]` are added.
+    #[educe(Default = KUBELET.map(ConfigPort).into())]
     pub ports: BTreeSet<ConfigPort<1>>,
     /// Networks of other machines. Their traffic is intercepted too, if this host forwards it.
     pub forwarded_networks: Networks,
     /// Port at 127.0.0.1 and ::1 that intercepted traffic is redirected to; the next port, at all addresses, is for
     /// forwarded traffic. 0 selects free ports.
+    #[educe(Default = ConfigPort(0))]
     pub port: ConfigPort<0>,
     /// Name of the nftables table (family inet): a letter, then letters, digits and '_'. Must be unique on the host.
     #[serde(deserialize_with = "table_name")]
+    #[educe(Default = "tunnel".to_owned())]
     pub table: String,
     /// Mark (SO_MARK) of this server's own connections, which are never intercepted, and the mask of bits that are
     /// compared. Other programs on the host that use marks must not use these bits.
+    // A bit that neither Kubernetes nor common pod networks use.
+    #[educe(Default = MarkBits { mark: 0x40, mask: 0x40 })]
     pub mark: MarkBits,
     /// `HOST_IP`: the address of the machine on which Kubernetes runs this pod.
     #[serde(skip)]
@@ -80,23 +87,6 @@ pub struct InterceptConfig {
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
-}
-
-impl Default for InterceptConfig {
-    /// The kubelet's ports, and a bit that neither Kubernetes nor common pod networks use.
-    fn default() -> Self {
-        Self {
-            networks: Networks::default(),
-            ports: KUBELET.map(ConfigPort).into(),
-            forwarded_networks: Networks::default(),
-            port: ConfigPort(0),
-            table: "tunnel".to_owned(),
-            mark: MarkBits { mark: 0x40, mask: 0x40 },
-            host_ip: None,
-            pod_ip: None,
-            access: AccessConfig::default(),
-        }
-    }
 }
 
 /// Some bits of a connection's mark, such as `0x40/0x40`: their values and their mask.

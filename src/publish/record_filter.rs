@@ -14,6 +14,8 @@ use tunnel_net::resolver::{DnsLookupError, Resolver};
 use tunnel_proto::names::NodeName;
 
 /// Decides which nodes may have a record. Compares with the addresses that a name already has in DNS.
+#[derive(derive_more::Debug)]
+#[debug("RecordFilter")]
 pub struct RecordFilter {
     /// Resolver for the current addresses of names.
     resolver: Resolver,
@@ -156,12 +158,6 @@ impl RecordFilter {
         if self.named.len() == MAX_NAMED {
             warn!("further unpublished nodes will not be logged");
         }
-    }
-}
-
-impl fmt::Debug for RecordFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RecordFilter")
     }
 }
 

@@ -1,7 +1,6 @@
 //! The open listeners of a server. They follow its config: a reload opens and closes them.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::SocketAddr;
 
 use tokio_util::task::TaskTracker;
@@ -17,6 +16,8 @@ use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 
 /// The open listeners for clients.
+#[derive(derive_more::Debug)]
+#[debug("OpenListeners({} open)", open.len())]
 pub(crate) struct OpenListeners {
     /// What they share.
     deps: ListenerDeps,
@@ -180,10 +181,3 @@ fn log_open(listener: &str, ports: &[BoundPort]) {
 
 /// Maximum number of ports of a listener that are logged one by one.
 const MAX_LOGGED: usize = 8;
-
-impl fmt::Debug for OpenListeners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys: Vec<_> = self.open.iter().map(|open| open.table.key()).collect();
-        f.debug_struct("OpenListeners").field("open", &keys).finish_non_exhaustive()
-    }
-}

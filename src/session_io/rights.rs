@@ -1,13 +1,13 @@
 //! Changes of rights as values: they can be judged by before they are in force.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
 /// New rights, each with the one that it replaces. Without any, what is judged by them is judged by the current rights.
-#[derive(Default)]
+#[derive(derive_more::Debug, Default)]
+#[debug("RightsChange({})", _0.len())]
 pub struct RightsChange(Vec<Box<dyn Replacement>>);
 
 /// A right of any type, and the one that replaces it.
@@ -42,11 +42,5 @@ impl RightsChange {
     /// Puts the change into force. Sessions are judged by it at the next [`super::judged::JudgedSessions::rights_changed`].
     pub fn apply(self) {
         self.0.iter().for_each(|one| one.apply());
-    }
-}
-
-impl fmt::Debug for RightsChange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RightsChange({})", self.0.len())
     }
 }

@@ -9,7 +9,6 @@ pub mod cluster_state;
 pub mod object_index;
 pub mod owners;
 
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -34,9 +33,10 @@ pub struct AddressBook {
 }
 
 /// The location of a target: how a server reaches it, as the address book knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// At a node, if an edge runs there.
+    #[display("{target} at {node}")]
     Node {
         /// Name of the node.
         node: NodeName,
@@ -338,15 +338,6 @@ fn is_single(net: &IpNet) -> bool {
 
 fn at_address(facts: &ClusterState, ip: IpAddr, target: Target) -> Result<Location, LocateError> {
     Ok(facts.node_at(ip)?.map_or(Location::Direct(target.clone()), |node| Location::known(node, target)))
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node { node, target, .. } => write!(f, "{target} at {node}"),
-            Self::Direct(target) => write!(f, "{target}"),
-        }
-    }
 }
 
 /// Why a claim by Kubernetes or an edge does not apply to an address.

@@ -22,8 +22,8 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::serde_forms::{ConfigPort, non_empty};
+use tunnel_proto::debug_as_display;
 use tunnel_proto::names::NodeName;
-use tunnel_proto::{debug_as_display, display_text};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
@@ -32,11 +32,11 @@ use tunnel_proto::{debug_as_display, display_text};
 pub struct Networks(Vec<IpNet>);
 
 /// A pattern for node names, in which `*` matches any run of characters. Case is ignored.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Clone, PartialEq, Eq)]
 pub struct NodeGlob(String);
 
 /// A pattern for names in a client's certificate, in which `*` matches any run of characters. Case is ignored.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Clone, PartialEq, Eq)]
 pub struct CertificateGlob(String);
 
 /// A rule that allows requests matching all of its parts; an absent part matches everything.
@@ -249,7 +249,6 @@ impl FromStr for CertificateGlob {
     }
 }
 
-display_text!(NodeGlob, CertificateGlob);
 debug_as_display!(NodeGlob, CertificateGlob);
 
 impl fmt::Debug for Networks {

@@ -4,7 +4,6 @@ pub(crate) mod disputes;
 pub(crate) mod partial_objects;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -25,6 +24,8 @@ use tunnel_base::drain::Drain;
 
 /// A watch of Nodes, pods, Services, their endpoints, and the Services that operators list by hand. The last known
 /// state applies while kube-apiserver does not answer.
+#[derive(derive_more::Debug)]
+#[debug("AddressBookUpdater({cluster:?})")]
 pub struct AddressBookUpdater {
     cluster: Cluster,
     book: Arc<AddressBook>,
@@ -148,12 +149,6 @@ impl WatchHandler<ConfigMap> for (&AddressBookUpdater, WatchedObjects<HashMap<St
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
         (self.0.report)(CACHE_WORDS, Err(cause.to_string()));
-    }
-}
-
-impl fmt::Debug for AddressBookUpdater {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddressBookUpdater").field("cluster", &self.cluster).finish_non_exhaustive()
     }
 }
 

@@ -1,7 +1,6 @@
 //! Records in a ConfigMap that several servers and people share, in the form of SuperEdge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -44,6 +43,8 @@ pub struct ConfigMapParams {
 }
 
 /// A probe that determines whether a server is alive.
+#[derive(derive_more::Debug)]
+#[debug("ServerLivenessProbe")]
 pub struct ServerLivenessProbe(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
 
 /// The reason why the ConfigMap could not be written.
@@ -83,12 +84,6 @@ impl ServerLivenessProbe {
     /// considered dead.
     pub fn new(probe: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
         Self(Box::new(probe))
-    }
-}
-
-impl fmt::Debug for ServerLivenessProbe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ServerLivenessProbe")
     }
 }
 

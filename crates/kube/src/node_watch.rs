@@ -1,7 +1,5 @@
 //! The Nodes of a cluster, and whether each is an edge.
 
-use std::fmt;
-
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::core::PartialObjectMeta;
@@ -15,6 +13,8 @@ use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 
 /// A watch of names and labels of Nodes. The last known ones apply while kube-apiserver does not answer.
+#[derive(derive_more::Debug)]
+#[debug("NodeWatch({cluster:?})")]
 pub struct NodeWatch {
     cluster: Cluster,
     labels: Vec<(String, String)>,
@@ -68,12 +68,6 @@ impl WatchHandler<NodeMeta> for (&NodeWatch, WatchedObjects<bool>) {
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
         (self.0.report)(Err(cause.to_string()));
-    }
-}
-
-impl fmt::Debug for NodeWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeWatch").field("cluster", &self.cluster).finish_non_exhaustive()
     }
 }
 

@@ -4,7 +4,6 @@ pub mod jwt;
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -46,6 +45,8 @@ pub struct PodTokenSettings {
 }
 
 /// Judges the tokens of edges' pods, and follows the pods.
+#[derive(derive_more::Debug)]
+#[debug("PodTokens({settings:?})")]
 pub struct PodTokens {
     settings: PodTokenSettings,
     /// The client for reviews, with the name of the ServiceAccount as a user.
@@ -362,12 +363,6 @@ impl WatchHandler<PartialPod> for (&PodTokens, WatchedObjects<EdgePod>) {
             }
         }
         (tokens.report)(Err(cause.to_string()));
-    }
-}
-
-impl fmt::Debug for PodTokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PodTokens").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 

@@ -1,14 +1,15 @@
 //! The limit of open files of this process, and a reserve that connections of clients and to targets do not use.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixDatagram;
-use std::{fmt, io};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Limits of open files before and after [`raise`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, Copy, PartialEq, Eq)]
+#[display("open file limit {to}, was {from}; hard limit {hard}")]
 pub struct FdLimits {
     /// The soft limit at start.
     pub from: u64,
@@ -16,13 +17,6 @@ pub struct FdLimits {
     pub to: u64,
     /// The hard limit.
     pub hard: u64,
-}
-
-impl fmt::Display for FdLimits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to, hard } = self;
-        write!(f, "open file limit {to}, was {from}; hard limit {hard}")
-    }
 }
 
 /// Raises the soft limit to the hard one. The limit is unchanged if the system refuses.

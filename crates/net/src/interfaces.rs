@@ -5,7 +5,6 @@
 pub mod changes;
 
 use std::collections::HashSet;
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +18,8 @@ use crate::netlink::{self, find};
 use tunnel_base::policy::canonical_ip;
 
 /// This machine's current addresses. They change with its networks.
-#[derive(Clone)]
+#[derive(derive_more::Debug, Clone)]
+#[debug("{:?}", self.now().all)]
 pub struct LocalAddresses(Arc<dyn Fn() -> InterfaceSnapshot + Send + Sync>);
 
 /// A snapshot of the IP addresses of this machine's network interfaces.
@@ -62,12 +62,6 @@ impl LocalAddresses {
             *known = Some((Instant::now(), addresses.clone()));
             addresses
         })
-    }
-}
-
-impl fmt::Debug for LocalAddresses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.now().all).finish()
     }
 }
 

@@ -1,7 +1,6 @@
 //! Makes certificates for a private network: a CA, new or existing, and the certificates it signs for servers and
 //! clients.
 
-use std::fmt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -17,6 +16,7 @@ use crate::tls::pem::{certs, private_key};
 use tunnel_base::files;
 
 /// A CA with its own key. Two CAs never trust each other's certificates.
+#[derive(Debug)]
 pub struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -24,12 +24,15 @@ pub struct CertificateAuthority {
 }
 
 /// A certificate and its key, both as PEM.
+#[derive(derive_more::Debug)]
+#[debug("IssuedCert({cert})")]
 pub struct IssuedCert {
     cert: String,
     key: String,
 }
 
 /// A key that never leaves this machine, and the PKCS#10 request to sign a certificate for it.
+#[derive(Debug)]
 pub struct CertificateRequest {
     pem: String,
     key: KeyPair,
@@ -236,24 +239,6 @@ impl IssuedCert {
     pub fn write_together(&self, file: &Path) -> Result<(), PkiError> {
         let end = if self.cert.ends_with('\n') { "" } else { "\n" };
         replace(file, KEY_MODE, &format!("{}{end}{}", self.cert, self.key))
-    }
-}
-
-impl fmt::Debug for CertificateAuthority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authority").field("pem", &self.pem).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for IssuedCert {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Issued").field("cert", &self.cert).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for CertificateRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("pem", &self.pem).finish_non_exhaustive()
     }
 }
 

@@ -1,19 +1,22 @@
 //! A pool of read buffers of 64 KiB, so that reading costs no page faults.
 
+use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::{fmt, mem};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 /// Hands out read buffers and keeps a bounded number of returned ones. Cheap to clone; clones share the buffers.
-#[derive(Clone, Default)]
+#[derive(derive_more::Debug, Clone, Default)]
+#[debug("BufferPool({} idle)", self.idle())]
 pub struct BufferPool(Arc<Mutex<IdleBuffers>>);
 
 /// A read buffer of [`BUFFER`] bytes, returned to its pool on drop.
 ///
 /// It still contains bytes of earlier reads: only bytes that a read has just filled are valid.
+#[derive(derive_more::Debug)]
+#[debug("PooledBuffer({})", bytes.len())]
 pub struct PooledBuffer {
     bytes: Box<[u8]>,
     home: Arc<Mutex<IdleBuffers>>,
@@ -93,18 +96,6 @@ impl Drop for PooledBuffer {
         if idle.buffers.len() < MAX_IDLE_BUFFERS {
             idle.buffers.push(bytes);
         }
-    }
-}
-
-impl fmt::Debug for BufferPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("idle", &self.idle()).finish()
-    }
-}
-
-impl fmt::Debug for PooledBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({})", self.bytes.len())
     }
 }
 

@@ -1,6 +1,5 @@
 //! Sockets as streams that pass bytes on without copying, and hold no buffer while nothing arrives.
 
-use std::fmt;
 use std::io::{self};
 use std::ops::Range;
 use std::pin::Pin;
@@ -133,6 +132,8 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
 }
 
 /// A socket, or TLS over one, as a [`ChunkStream`]. It holds a read buffer only while a read is filling it.
+#[derive(derive_more::Debug)]
+#[debug("Socket({io:?}, {} bytes)", buffered.len())]
 pub struct Socket<T> {
     io: T,
     pool: BufferPool,
@@ -270,12 +271,6 @@ impl<T: AsyncRead + Unpin> ReadHook<T> for TlsInputBuffer {
             self.unread.start += part.len();
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Socket<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Socket").field("io", &self.io).field("early", &self.buffered.len()).finish()
     }
 }
 

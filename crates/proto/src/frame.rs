@@ -448,14 +448,17 @@ static NO_NODE: LazyLock<NodeName> = LazyLock::new(NodeName::none);
 
 /// The process, node or user's device that opened a session. Only the same opener may resume it; knowing the id is not
 /// enough.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum Opener {
     /// An edge, by its proven name: any process of that node. `node/NAME` on the wire.
+    #[display("node/{_0}")]
     Node(NodeName),
     /// A user's program, by the user and device that it has proved: any process there. `client/USER/DEVICE` on the
     /// wire.
+    #[display("client/{_0}")]
     User(UserDevice),
     /// A server, on behalf of one of its clients. `server/` and the 32 hex digits of its process on the wire.
+    #[display("server/{_0}")]
     Server(Instance),
 }
 
@@ -488,16 +491,6 @@ impl Opener {
             Self::Node(node) => format!("node {node}"),
             Self::User(client) => client.user.to_string(),
             Self::Server(_) => String::new(),
-        }
-    }
-}
-
-impl fmt::Display for Opener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node(node) => write!(f, "node/{node}"),
-            Self::User(client) => write!(f, "client/{client}"),
-            Self::Server(instance) => write!(f, "server/{instance}"),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The hello of a link: gRPC metadata in both directions, which identifies both ends and the version of the protocol.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -11,11 +10,12 @@ use crate::names::{DeviceName, Instance, NameError, NodeName, ServerDisplayName,
 use crate::printable::printable;
 
 /// The hello that an edge sends with the call for a link.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(derive_more::Debug, Clone, PartialEq, Eq)]
 pub struct EdgeHello {
     /// Node that the caller claims to be.
     pub node: NodeName,
     /// Secret that proves the node's name.
+    #[debug(skip)]
     pub token: String,
     /// The caller's process; `None` if the caller is plain.
     pub instance: Option<Instance>,
@@ -24,7 +24,7 @@ pub struct EdgeHello {
 }
 
 /// The hello that a user's program sends with the call for a link.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserHello {
     /// How the caller proves its user.
     pub proof: UserProof,
@@ -37,13 +37,14 @@ pub struct UserHello {
 }
 
 /// How a user's program proves its user.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(derive_more::Debug, Clone, PartialEq, Eq)]
 pub enum UserProof {
     /// By the token of this user's device.
     Token {
         /// User that the caller claims to be.
         user: UserName,
         /// Secret that proves the user and the device.
+        #[debug(skip)]
         token: String,
     },
     /// By the client certificate of the connection, which names the user.
@@ -284,27 +285,6 @@ pub fn is_padded(headers: &HeaderMap) -> bool {
 
 fn is_backup(headers: &HeaderMap) -> bool {
     headers.get(&LINK) == Some(&BACKUP)
-}
-
-impl fmt::Debug for EdgeHello {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EdgeHello({}, {:?})", self.node, self.instance)
-    }
-}
-
-impl fmt::Debug for UserHello {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UserHello({:?}, {}, {:?})", self.proof, self.device, self.instance)
-    }
-}
-
-impl fmt::Debug for UserProof {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Token { user, .. } => write!(f, "token of {user}"),
-            Self::Certificate => f.write_str("certificate"),
-        }
-    }
 }
 
 /// Adds credentials as JSON in `authorization`.

@@ -7,26 +7,27 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::{debug_as_display, display_text, serde_as_text};
+use crate::{debug_as_display, serde_as_text};
 
 /// A node's name, which is its Kubernetes node name if it has one. It may be an IPv4 address. [`FromStr`] is the only
 /// check of such a name.
 ///
 /// Keeps the spelling it was given, as SuperEdge's edges expect their own name back byte for byte. Comparison ignores
 /// case, like DNS. Cheap to clone.
-#[derive(Clone, Eq)]
+#[derive(Clone, Eq, derive_more::Display)]
 pub struct NodeName(Arc<str>);
 
 /// A user's name. Comparison respects case, as in access rules and users files. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
 pub struct UserName(Arc<str>);
 
 /// The name of one of a user's machines: a DNS label, in lower case. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
 pub struct DeviceName(Arc<str>);
 
 /// A machine of a user, `USER/DEVICE`. No node's name has a slash, so neither can be taken for the other.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
+#[display("{user}/{device}")]
 pub struct UserDevice {
     /// The user.
     pub user: UserName,
@@ -36,22 +37,25 @@ pub struct UserDevice {
 
 /// A server's name for operators: 1 to 64 letters, digits, `-`, `_` or `.`, like the name of a host. Several servers
 /// may have the same. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
 pub struct ServerDisplayName(Arc<str>);
 
 /// A session's ID: 16 random bytes, a version 4 UUID on the wire.
 ///
 /// A process that knows the ID can resume the session, so logs and pages only show the first 8 digits
-/// ([`fmt::Display`]).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// ([`Display`](std::fmt::Display)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
+#[display("{:08x}", _0 >> 96)]
 pub struct SessionId(u128);
 
 /// A running process's ID: 16 random bytes generated at its start, 32 hex digits on the wire.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, derive_more::Display, derive_more::Debug)]
+#[display("{_0:032x}")]
+#[debug("{:08x}", _0 >> 96)]
 pub struct Instance(u128);
 
 /// The host part of a [`Target`], without the port.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, derive_more::Display)]
 pub enum Host {
     /// An IP address.
     Ip(IpAddr),
@@ -120,7 +124,6 @@ macro_rules! as_str {
 }
 
 as_str!(NodeName, UserName, DeviceName, ServerDisplayName);
-display_text!(NodeName, UserName, DeviceName, ServerDisplayName);
 debug_as_display!(NodeName, UserName, DeviceName, ServerDisplayName, UserDevice, SessionId, Host, Target);
 serde_as_text!(NodeName, UserName, ServerDisplayName, Host, Target);
 
@@ -378,39 +381,6 @@ impl Hash for NodeName {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for byte in self.0.bytes() {
             state.write_u8(byte.to_ascii_lowercase());
-        }
-    }
-}
-
-impl fmt::Display for UserDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.user, self.device)
-    }
-}
-
-impl fmt::Display for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}", self.0 >> 96)
-    }
-}
-
-impl fmt::Display for Instance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl fmt::Debug for Instance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}", self.0 >> 96)
-    }
-}
-
-impl fmt::Display for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ip(ip) => ip.fmt(f),
-            Self::Name(name) => f.write_str(name),
         }
     }
 }

@@ -1,17 +1,5 @@
 //! The forms of types that are a text outside of the program: names here, patterns and rules elsewhere.
 
-/// Implements `Display` for types that hold a text.
-#[macro_export]
-macro_rules! display_text {
-    ($($of:ty),*) => {$(
-        impl std::fmt::Display for $of {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-    )*};
-}
-
 /// Implements `Debug` like `Display`.
 #[macro_export]
 macro_rules! debug_as_display {

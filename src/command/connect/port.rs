@@ -36,6 +36,8 @@ use tunnel_proto::names::{Host, Target};
 use tunnel_proto::printable::{one_line, printable};
 
 /// A CONNECT port: how to reach it, and how to log in there.
+#[derive(derive_more::Display)]
+#[display("{address}")]
 pub(crate) struct ConnectPortClient {
     /// Where it listens.
     address: ConnectAddress,
@@ -51,10 +53,12 @@ pub(crate) struct ConnectPortClient {
 }
 
 /// Where a CONNECT port listens.
+#[derive(derive_more::Display)]
 enum ConnectAddress {
     /// The TCP address of a server.
     At(Target),
     /// A server's Unix socket on this machine.
+    #[display("{}", _0.display())]
     Socket(PathBuf),
 }
 
@@ -226,15 +230,6 @@ impl ConnectPortClient {
 const NO_SERVER: &str = "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
      --server. The config that tunnel init writes opens it for its own machine only. A user's machine needs no such port: \
      link it with an invitation, tunnel join --user";
-
-impl fmt::Display for ConnectPortClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.address {
-            ConnectAddress::At(at) => at.fmt(f),
-            ConnectAddress::Socket(path) => path.display().fmt(f),
-        }
-    }
-}
 
 /// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body.
 /// If the server requires credentials, `login_hint` replaces its hint, which is for other clients.

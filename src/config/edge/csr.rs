@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
@@ -20,13 +21,15 @@ use crate::config::value::forms::Millis;
 /// `tunnel approve` approves the request. The servers must accept such certificates first (edge_ca of `[server.csr]`).
 /// The token is used until a certificate is issued, and for every second attempt with a server that closes connections
 /// made with it. Without a token the edge waits for its certificate. Requires a program built with Kubernetes.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct EdgeCsrConfig {
     /// Whether to request the certificate.
     pub enabled: bool,
     /// File of certificate and key, written and renewed by the edge. Only its user may read it.
     #[serde(deserialize_with = "forms::file")]
+    #[educe(Default = "/var/lib/tunnel/pki/agent.pem".into())]
     pub file: PathBuf,
     /// Requested validity. Default: the signer decides, usually a year.
     ///
@@ -39,18 +42,6 @@ pub struct EdgeCsrConfig {
     /// `NODE_IP`, which the certificate contains.
     #[serde(skip)]
     pub node_ip: Option<IpAddr>,
-}
-
-impl Default for EdgeCsrConfig {
-    fn default() -> Self {
-        Self {
-            enabled: false,
-            file: "/var/lib/tunnel/pki/agent.pem".into(),
-            lifetime: None,
-            cluster: ClusterSettings::default(),
-            node_ip: None,
-        }
-    }
 }
 
 /// Reads `[edge.csr]`. Returns `None` if the token alone identifies this edge.

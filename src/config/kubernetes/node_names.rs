@@ -1,5 +1,6 @@
 //! Names of nodes.
 
+use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -18,24 +19,31 @@ use tunnel_base::policy::NodeGlob;
 /// has dots and matches none of names. Or the ConfigMap is full. Requires Kubernetes, as kubernetes_service of
 /// `[server.peers]` does. Requires a role that may list and watch nodes, get, create and update the ConfigMap and the
 /// Lease, and get the Service. Without this table none is written.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct NodeNameSettings {
     /// Name of the ConfigMap. Its key belongs entirely to the servers. It is created if it does not exist.
     #[serde(deserialize_with = "cluster::object_name")]
+    // Names that YurtTunnel uses; the Lease is ours.
+    #[educe(Default = "yurt-tunnel-nodes".to_owned())]
     pub configmap: String,
     /// Key in the ConfigMap.
     #[serde(deserialize_with = "cluster::object_name")]
+    #[educe(Default = "tunnel-nodes".to_owned())]
     pub key: String,
     /// Name of the Lease.
     #[serde(deserialize_with = "cluster::object_name")]
+    #[educe(Default = "tunnel-node-names".to_owned())]
     pub lease: String,
     /// Namespace of both.
     #[serde(deserialize_with = "cluster::object_name")]
+    #[educe(Default = NAMESPACE.to_owned())]
     pub namespace: String,
     /// Label and value of the Nodes that are edges. Nodes without it, and without superedge.io/node-edge=enable or
     /// openyurt.io/is-edge-worker=true, cannot link.
     #[serde(with = "LabelForm")]
+    #[educe(Default = ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned()))]
     pub edges: (String, String),
     /// Patterns of allowed Node names with dots. Anyone who can add a Node chooses its name, which could otherwise be
     /// that of any host on the Internet. Default: none, only Nodes with names of one label are written.
@@ -44,6 +52,7 @@ pub struct NodeNameSettings {
     pub names: Vec<NodeGlob>,
     /// Service in the servers' namespace that edges' names resolve to.
     #[serde(deserialize_with = "cluster::object_name")]
+    #[educe(Default = "x-tunnel-server-internal-svc".to_owned())]
     pub service: String,
     /// What an edge's name resolves to. "service": the Service. "server": the server that the node is connected to, or
     /// the Service if there is none; requires what publish = "configmap" of `[server.dns]` writes, without a zone.
@@ -66,24 +75,6 @@ pub enum ResolveTo {
     Service,
     /// The server that the edge is connected to.
     Server,
-}
-
-impl Default for NodeNameSettings {
-    /// Names that YurtTunnel uses; the Lease is ours.
-    fn default() -> Self {
-        Self {
-            configmap: "yurt-tunnel-nodes".to_owned(),
-            key: "tunnel-nodes".to_owned(),
-            lease: "tunnel-node-names".to_owned(),
-            namespace: NAMESPACE.to_owned(),
-            edges: ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned()),
-            names: Vec::new(),
-            service: "x-tunnel-server-internal-svc".to_owned(),
-            resolve_to: ResolveTo::Service,
-            cluster: ClusterSettings::default(),
-            holders: None,
-        }
-    }
 }
 
 /// Reads `[server.node_names]`. `published` is the ConfigMap in which nodes are published, `zone` their zone. Returns

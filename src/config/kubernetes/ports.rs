@@ -1,5 +1,6 @@
 //! Ports of nodes.
 
+use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
@@ -15,14 +16,18 @@ use crate::config::table::ConfigTableReader;
 /// served, and ports that servers listen on are rejected. Errors are logged and reported by /readyz; the valid entries
 /// apply. Requires Kubernetes, as kubernetes_service of `[server.peers]` does. Requires a role that may get, list and
 /// watch the ConfigMap, and get and update the Service. Without this table no ConfigMap is read.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct NodePortsConfig {
     /// Name of the ConfigMap.
     #[serde(deserialize_with = "cluster::object_name")]
+    // Names that YurtTunnel uses.
+    #[educe(Default = "yurt-tunnel-server-cfg".to_owned())]
     pub configmap: String,
     /// Its namespace.
     #[serde(deserialize_with = "cluster::object_name")]
+    #[educe(Default = NAMESPACE.to_owned())]
     pub namespace: String,
     /// Service in the servers' namespace that gets an entry dnat-PORT for each port. The entry points to the port of
     /// `[server.http]` or `[server.https]` that is set to "host". The Service is written only if it has the annotation
@@ -41,20 +46,6 @@ pub struct NodePortsConfig {
     /// The same port with TLS: the Service's target for HTTPS ports; `None` if there is none.
     #[serde(skip)]
     pub https: Option<u16>,
-}
-
-impl Default for NodePortsConfig {
-    /// Names that YurtTunnel uses.
-    fn default() -> Self {
-        Self {
-            configmap: "yurt-tunnel-server-cfg".to_owned(),
-            namespace: NAMESPACE.to_owned(),
-            service: None,
-            cluster: ClusterSettings::default(),
-            http: None,
-            https: None,
-        }
-    }
 }
 
 /// Reads `[server.node_ports]`. `http` and `https` are the ports that forward by Host. Returns `None` if the table is

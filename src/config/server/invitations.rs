@@ -3,6 +3,7 @@
 use crate::config::value::forms;
 use std::path::PathBuf;
 
+use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
@@ -14,7 +15,8 @@ use crate::config::table::ConfigTableReader;
 /// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes and users' devices
 /// that have joined. A node that has joined must use the token that it made then, or one from a line in the token file;
 /// the default token does not apply to it.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct InvitationConfig {
     /// Store for invitations, joined nodes and users' devices; all servers need the same one. "none": no invitations.
@@ -30,6 +32,7 @@ pub struct InvitationConfig {
     pub file: Option<PathBuf>,
     /// For "secret": name of the Secret, which is created if it does not exist.
     #[serde(deserialize_with = "cluster::object_name")]
+    #[educe(Default = "tunnel-invitations".to_owned())]
     pub secret: String,
     /// The table below it.
     #[serde(skip)]
@@ -52,18 +55,6 @@ pub enum InvitationStoreKind {
     Etcd,
     /// A Secret of Kubernetes.
     Secret,
-}
-
-impl Default for InvitationConfig {
-    fn default() -> Self {
-        Self {
-            store: InvitationStoreKind::None,
-            file: None,
-            secret: "tunnel-invitations".to_owned(),
-            etcd: EtcdSettings::default(),
-            cluster: None,
-        }
-    }
 }
 
 /// Reads the table.

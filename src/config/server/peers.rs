@@ -3,6 +3,7 @@
 use crate::config::value::forms;
 use std::net::SocketAddr;
 
+use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use tokio_rustls::rustls::pki_types::DnsName;
@@ -16,7 +17,8 @@ use tunnel_proto::names::{Host, Target};
 
 /// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
 /// answer. Requires peer_ca of `[server.links]`, as servers present their cert to each other.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct PeerConfig {
     /// gRPC addresses (ip:port) of peers; our own may be among them.
@@ -46,6 +48,7 @@ pub struct PeerConfig {
     /// Whether a server with more than 1.3 times the mean number of nodes of its peers moves edges to the peer with the
     /// fewest, 1 % of its nodes a second. Edges that have been linked for about a day move too. No session is aborted by
     /// that.
+    #[educe(Default = true)]
     pub rebalance: bool,
     /// Whether any key implies several servers. If not, neither DNS nor peers are queried.
     #[serde(skip)]
@@ -66,21 +69,6 @@ pub struct PeerConfigKey {
     /// Whether links to the peers are required. SuperEdge has no such links, so its tables, used unchanged, do not
     /// require them.
     pub must_link: bool,
-}
-
-impl Default for PeerConfig {
-    fn default() -> Self {
-        Self {
-            addresses: Vec::new(),
-            dns_name: None,
-            kubernetes_service: None,
-            certificate_name: None,
-            rebalance: true,
-            several: false,
-            named: None,
-            cluster: None,
-        }
-    }
 }
 
 /// Reads `[server.dns]` and `[server.peers]`.

@@ -1,9 +1,9 @@
 //! `[server.dns]`: where this server publishes its nodes; and etcd clusters.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -15,7 +15,8 @@ use tunnel_base::policy::NodeGlob;
 use tunnel_proto::names::{NodeName, Target};
 
 /// `[server.dns]`: where a server publishes its nodes.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
+#[educe(Default)]
 #[serde(default)]
 pub struct DnsConfig {
     /// Where to publish that a node is at this server, so that DNS resolves node names. "hosts" is a file for CoreDNS's
@@ -47,6 +48,8 @@ pub struct DnsConfig {
     /// their names. In its key hosts only our own lines are changed, so several servers share it. It is created if it
     /// does not exist.
     #[serde(deserialize_with = "cluster::object_name")]
+    // SuperEdge's name.
+    #[educe(Default = "tunnel-nodes".to_owned())]
     pub configmap: String,
     /// DNS servers (ip:port) that know the server of each node, queried before peers are. Default: the system's.
     /// Neither DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` lists peers.
@@ -126,27 +129,13 @@ pub struct EtcdSettings {
 }
 
 /// The address of one member of an etcd cluster in the config.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+#[display("{}://{at}", if *tls { "https" } else { "http" })]
 pub struct EtcdEndpoint {
     /// Whether it uses TLS.
     pub tls: bool,
     /// Its address.
     pub at: Target,
-}
-
-impl Default for DnsConfig {
-    fn default() -> Self {
-        Self {
-            publish: PublishTo::None,
-            zone: String::new(),
-            publish_names: Vec::new(),
-            hosts_file: None,
-            // SuperEdge's name.
-            configmap: "tunnel-nodes".to_owned(),
-            resolvers: Vec::new(),
-            etcd: EtcdSettings::default(),
-        }
-    }
 }
 
 /// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
@@ -212,12 +201,6 @@ impl<'de> Deserialize<'de> for EtcdEndpoint {
             (Some(tls), Some(at)) => Ok(Self { tls, at }),
             _ => Err(D::Error::custom("expected http://host:port or https://host:port")),
         }
-    }
-}
-
-impl fmt::Display for EtcdEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.tls { "https" } else { "http" }, self.at)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Which object of Kubernetes owns an address, and which objects only claim it.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use crate::addresses::LocateError;
@@ -9,15 +8,18 @@ use crate::addresses::object_index::IndexKey;
 use tunnel_proto::names::NodeName;
 
 /// A Kubernetes object that claims an address, to find and name the owners of a disputed one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Object {
+    #[display("node {_0}")]
     Node(NodeName),
+    #[display("pod {name} at {node}")]
     Pod {
         /// Pod, as `namespace/name`.
         name: String,
         node: NodeName,
     },
     /// Service, as `namespace/name`.
+    #[display("Service {_0}")]
     Service(String),
 }
 
@@ -80,15 +82,5 @@ impl Object {
 impl LocateError {
     fn ambiguous(ip: IpAddr, one: &Object, other: &Object) -> Self {
         Self::Ambiguous { ip, one: one.to_string(), other: other.to_string() }
-    }
-}
-
-impl fmt::Display for Object {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node(node) => write!(f, "node {node}"),
-            Self::Pod { name, node } => write!(f, "pod {name} at {node}"),
-            Self::Service(name) => write!(f, "Service {name}"),
-        }
     }
 }

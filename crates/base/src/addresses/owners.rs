@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::net::IpAddr;
 
 use crate::policy::canonical_ip;
@@ -20,13 +19,16 @@ pub struct AddressClaim {
 }
 
 /// The source of a claim; the most trusted first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(derive_more::Display, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClaimSource {
     /// The fixed table.
+    #[display("[server.addresses]")]
     Table,
     /// The node's line in the token file.
+    #[display("the token file")]
     TokenLine,
     /// The Node in Kubernetes, whose addresses its own kubelet writes.
+    #[display("Kubernetes")]
     Kubernetes,
 }
 
@@ -110,16 +112,6 @@ impl AddressOwners {
             }));
         }
         owners
-    }
-}
-
-impl fmt::Display for ClaimSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Table => "[server.addresses]",
-            Self::TokenLine => "the token file",
-            Self::Kubernetes => "Kubernetes",
-        })
     }
 }
 

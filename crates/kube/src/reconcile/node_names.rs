@@ -53,6 +53,8 @@ pub struct NamesReconcilerParams {
 }
 
 /// Reconciles the ConfigMap while this server holds the Lease.
+#[derive(derive_more::Debug)]
+#[debug("NodeNamesReconciler({params:?})")]
 pub struct NodeNamesReconciler {
     params: NamesReconcilerParams,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
@@ -197,12 +199,6 @@ impl WatchHandler<PartialNode> for &NodeNamesReconciler {
             self.nodes_changed.notify_one();
         }
         followed
-    }
-}
-
-impl std::fmt::Debug for NodeNamesReconciler {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NodeNames").field("params", &self.params).finish_non_exhaustive()
     }
 }
 

@@ -39,6 +39,8 @@ pub struct PortWatchParams {
 
 /// A watch of the ConfigMap. The last known ports apply while kube-apiserver does not answer. Without a ConfigMap, only
 /// the kubelet's port is served.
+#[derive(derive_more::Debug)]
+#[debug("PortWatch({params:?})")]
 pub struct PortWatch {
     params: PortWatchParams,
     ports: watch::Sender<ConfigMapPorts>,
@@ -200,12 +202,6 @@ impl WatchHandler<ConfigMap> for &PortWatch {
             self.configmap_changed.notify_one();
         }
         !listing
-    }
-}
-
-impl std::fmt::Debug for PortWatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PortWatch").field("params", &self.params).finish_non_exhaustive()
     }
 }
 

@@ -47,7 +47,8 @@ pub enum EnrolOperation {
 }
 
 /// The parameters of a join. `Debug` omits the secrets.
-#[derive(Clone)]
+#[derive(derive_more::Debug, Clone)]
+#[debug("JoinCredentials({name})")]
 pub struct JoinCredentials {
     /// The secret of the invitation.
     pub secret: String,
@@ -83,12 +84,6 @@ impl EnrolRequest {
     /// Rejects the request.
     pub fn refuse(self, why: SessionError) {
         let _ = self.answer.send(Err(why));
-    }
-}
-
-impl std::fmt::Debug for JoinCredentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JoinCredentials").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

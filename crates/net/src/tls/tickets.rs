@@ -3,7 +3,6 @@
 //!
 //! The keys are random, and belong to one config of one process: no ticket outlives either.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tokio_rustls::rustls::crypto::aws_lc_rs::Ticketer;
@@ -14,6 +13,8 @@ use tokio_rustls::rustls::time_provider::TimeProvider;
 use crate::tls::{certificate, text};
 
 /// A ticketer for rustls that resumes a session only while the certificates of both sides are valid.
+#[derive(derive_more::Debug)]
+#[debug("Tickets({until})")]
 pub(crate) struct Tickets {
     /// Expiry of the server's certificate in seconds since 1970.
     until: u64,
@@ -62,12 +63,6 @@ impl ProducesTickets for Tickets {
 
     fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
         self.inner.decrypt(ticket).filter(|session| self.may_resume(session))
-    }
-}
-
-impl fmt::Debug for Tickets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tickets").field("until", &self.until).finish_non_exhaustive()
     }
 }
 
