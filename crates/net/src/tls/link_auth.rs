@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{
 };
 use tracing::warn;
 
-use crate::tls::verify::PeerVerifier;
+use crate::tls::verify::{PeerVerifier, signatures_checked_by};
 use crate::tls::{certificate, roots, text};
 
 /// The certificates that a server accepts at its port for links. Any other certificate ends the handshake; a client may
@@ -156,27 +156,7 @@ impl ClientCertVerifier for ClientVerifier {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
+    signatures_checked_by!(provider);
 }
 
 /// Returns a verifier of clients with certificates from these CAs.

@@ -13,6 +13,34 @@ use crate::tls::error::TlsHandshakeError;
 use crate::tls::params::TlsParams;
 use crate::tls::{certificate, text};
 
+/// Defines the methods of a verifier that check signatures, with the algorithms of its field `$provider`.
+macro_rules! signatures_checked_by {
+    ($provider:tt) => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls12_signature(message, cert, signed, &self.$provider.signature_verification_algorithms)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls13_signature(message, cert, signed, &self.$provider.signature_verification_algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.$provider.signature_verification_algorithms.supported_schemes()
+        }
+    };
+}
+pub(super) use signatures_checked_by;
+
 /// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
 ///
 /// A process that can present itself to edges as a server is a server, so no further certificates are needed.
@@ -117,27 +145,7 @@ impl ServerCertVerifier for NoVerifier {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+    signatures_checked_by!(0);
 }
 
 /// Says why peers reject this server's certificate, and what to do.
