@@ -48,10 +48,9 @@ impl<D> ChunkStreamIo<D> {
     }
 }
 
-/// Ends as its inner stream does.
 impl<D: ChunkStream> Connection for ChunkStreamIo<D> {
     fn tcp(&self) -> Option<&TcpStream> {
-        None
+        self.inner.tcp()
     }
 }
 

@@ -2,15 +2,14 @@
 //!
 //! A proxy that ends TLS may read and change everything here. So it carries nothing but the link's own TLS.
 
-use std::fmt;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
@@ -20,15 +19,18 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, accept_hdr_async, client_async_with_config};
 use tokio_util::either::Either;
 
+use crate::ChunkStream;
+use crate::byte_stream_io::ChunkStreamIo;
 use crate::socket::Connection;
 use tunnel_base::policy::{Networks, canonical_ip};
 
-/// The binary messages of a WebSocket as a stream of bytes.
-pub struct WebSocket {
-    messages: Box<WebSocketStream<Box<dyn Carrier>>>,
-    /// The rest of the message read last.
-    unread: Bytes,
-}
+/// A WebSocket as a stream of bytes.
+pub type WebSocket = ChunkStreamIo<WebSocketMessages>;
+
+/// The binary messages of a WebSocket.
+#[derive(derive_more::Debug)]
+#[debug("WebSocketMessages")]
+pub struct WebSocketMessages(Box<WebSocketStream<Box<dyn Carrier>>>);
 
 /// The connection that carries a WebSocket: TLS with the proxy, or TCP at a server whose proxy speaks no TLS to it.
 trait Carrier: AsyncRead + AsyncWrite + Unpin + Send + Sync {
@@ -102,71 +104,42 @@ impl WebSocket {
     }
 
     fn of(messages: WebSocketStream<Box<dyn Carrier>>) -> Self {
-        Self { messages: Box::new(messages), unread: Bytes::new() }
+        Self::new(WebSocketMessages(Box::new(messages)))
     }
 }
 
-impl AsyncRead for WebSocket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Self { messages, unread } = self.get_mut();
-        while unread.is_empty() {
-            match ready!(messages.poll_next_unpin(cx)) {
+impl ChunkStream for WebSocketMessages {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        loop {
+            return Poll::Ready(match ready!(self.0.poll_next_unpin(cx)) {
                 // TLS has no use for an empty one, and they cost time.
-                Some(Ok(Message::Binary(bytes))) if !bytes.is_empty() => *unread = bytes,
-                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-                Some(Ok(Message::Close(_))) | None => return Poll::Ready(Ok(())),
-                Some(Ok(_)) => return Poll::Ready(Err(io::ErrorKind::InvalidData.into())),
-                Some(Err(error)) => return Poll::Ready(Err(io_error(error))),
-            }
+                Some(Ok(Message::Binary(bytes))) if !bytes.is_empty() => Ok(bytes),
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+                Some(Ok(Message::Close(_))) | None => Ok(Bytes::new()),
+                Some(Ok(_)) => Err(io::ErrorKind::InvalidData.into()),
+                Some(Err(error)) => Err(io_error(error)),
+            });
         }
-        out.put_slice(&unread.split_to(unread.len().min(out.remaining())));
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for WebSocket {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        ready!(self.messages.poll_ready_unpin(cx)).map_err(io_error)?;
-        let mut message =
-            BytesMut::with_capacity(slices.iter().map(|slice| slice.len()).sum::<usize>().min(MAX_MESSAGE));
-        for slice in slices {
-            message.extend_from_slice(slice.get(..MAX_MESSAGE - message.len()).unwrap_or(slice));
-        }
-        let written = message.len();
-        self.messages.start_send_unpin(Message::Binary(message.freeze())).map_err(io_error)?;
-        Poll::Ready(Ok(written))
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        ready!(self.0.poll_ready_unpin(cx)).map_err(io_error)?;
+        let message = bytes.split_to(bytes.len().min(MAX_MESSAGE));
+        Poll::Ready(self.0.start_send_unpin(Message::Binary(message)).map_err(io_error))
     }
 
-    fn is_write_vectored(&self) -> bool {
-        true
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_flush_unpin(cx).map_err(io_error)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.messages.poll_flush_unpin(cx).map_err(io_error)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Fails if the remote has closed, too.
-        let _ = ready!(self.messages.poll_close_unpin(cx));
-        Pin::new(self.messages.get_mut()).poll_shutdown(cx)
+        let _ = ready!(self.0.poll_close_unpin(cx));
+        Pin::new(self.0.get_mut()).poll_shutdown(cx)
     }
-}
 
-impl Connection for WebSocket {
     fn tcp(&self) -> Option<&TcpStream> {
-        self.messages.get_ref().socket()
-    }
-
-    fn may_half_close(&self) -> bool {
-        false
+        self.0.get_ref().socket()
     }
 }
 
@@ -177,12 +150,6 @@ impl<T: Connection + Sync> Connection for Either<T, WebSocket> {
             Self::Left(socket) => socket.tcp(),
             Self::Right(websocket) => websocket.tcp(),
         }
-    }
-}
-
-impl fmt::Debug for WebSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WebSocket").field("unread", &self.unread.len()).finish_non_exhaustive()
     }
 }
 
@@ -248,12 +215,14 @@ const UPGRADE_REQUIRED: &[u8] = b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: webs
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
     use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, duplex};
     use tokio::time::timeout;
 
     use super::*;
+    use crate::socket::CHUNK;
 
     #[test]
     fn the_client_is_the_last_address_that_is_no_proxy() {
@@ -306,11 +275,11 @@ mod tests {
         let mut read = vec![0; MAX_MESSAGE];
         server.read_exact(&mut read).await.unwrap();
         assert_eq!(read, vec![1; MAX_MESSAGE]);
-        let slices = [IoSlice::new(&[2; MAX_MESSAGE - 1]), IoSlice::new(&[3; 2])];
-        assert_eq!(server.write_vectored(&slices).await.unwrap(), MAX_MESSAGE);
+        let slices = [IoSlice::new(&[2; CHUNK - 1]), IoSlice::new(&[3; 2])];
+        assert_eq!(server.write_vectored(&slices).await.unwrap(), CHUNK);
         server.shutdown().await.unwrap();
         assert_eq!(client.next().await.unwrap().unwrap(), Message::Pong(Bytes::new()));
-        assert_eq!(client.next().await.unwrap().unwrap().len(), MAX_MESSAGE);
+        assert_eq!(client.next().await.unwrap().unwrap().len(), CHUNK);
         assert!(client.next().await.unwrap().unwrap().is_close());
     }
 
