@@ -13,8 +13,6 @@ pub mod connect;
 #[cfg(all(feature = "server", feature = "edge"))]
 pub mod demo;
 pub mod device;
-#[cfg(test)]
-mod doc_comments;
 pub mod doctor;
 pub mod exit_code;
 pub mod file_edit;

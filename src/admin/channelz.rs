@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -88,72 +89,57 @@ impl ConnectionHandler for ChannelzHandler {
 impl Entities {
     /// Returns the response to one call of gRPC.
     async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
-        match request.uri().path().strip_prefix(SERVICE).unwrap_or_default() {
-            "GetTopChannels" => {
-                unary(request, |GetTopChannelsRequest { start_channel_id, max_results }| {
-                    let (channel, end) = page_of(self.channels(), start_channel_id, max_results);
-                    Ok(GetTopChannelsResponse { channel, end })
-                })
-                .await
-            }
-            "GetServers" => {
-                unary(request, |GetServersRequest { start_server_id, max_results }| {
-                    let (server, end) = page_of(self.servers(), start_server_id, max_results);
-                    Ok(GetServersResponse { server, end })
-                })
-                .await
-            }
-            "GetServer" => {
-                unary(request, |GetServerRequest { server_id }| {
-                    let server = find_by_number(self.servers(), server_id)?;
-                    Ok(GetServerResponse { server: Some(server) })
-                })
-                .await
-            }
+        let method = request.uri().path().strip_prefix(SERVICE).unwrap_or_default().to_owned();
+        let answer = match method.as_str() {
+            "GetTopChannels" => unary(request, |GetTopChannelsRequest { start_channel_id, max_results }| {
+                let (channel, end) = page_of(self.channels(), start_channel_id, max_results);
+                Ok(GetTopChannelsResponse { channel, end })
+            }),
+            "GetServers" => unary(request, |GetServersRequest { start_server_id, max_results }| {
+                let (server, end) = page_of(self.servers(), start_server_id, max_results);
+                Ok(GetServersResponse { server, end })
+            }),
+            "GetServer" => unary(request, |GetServerRequest { server_id }| {
+                let server = find_by_number(self.servers(), server_id)?;
+                Ok(GetServerResponse { server: Some(server) })
+            }),
             "GetServerSockets" => {
                 unary(request, |GetServerSocketsRequest { server_id, start_socket_id, max_results }| {
                     find_by_number(self.servers(), server_id)?;
                     let (socket_ref, end) = page_of(self.server_sockets(), start_socket_id, max_results);
                     Ok(GetServerSocketsResponse { socket_ref, end })
                 })
-                .await
             }
-            "GetChannel" => {
-                unary(request, |GetChannelRequest { channel_id }| {
-                    let channel = find_by_number(self.channels(), channel_id)?;
-                    Ok(GetChannelResponse { channel: Some(channel) })
-                })
-                .await
-            }
-            "GetSubchannel" => {
-                unary(request, |GetSubchannelRequest { subchannel_id }| {
-                    Err::<GetSubchannelResponse, _>(not_found(subchannel_id))
-                })
-                .await
-            }
-            "GetSocket" => {
-                unary(request, |GetSocketRequest { socket_id, .. }| {
-                    let socket = find_by_number(self.sockets(), socket_id)?;
-                    Ok(GetSocketResponse { socket: Some(socket) })
-                })
-                .await
-            }
-            _ => Status::unimplemented("").into_http(),
-        }
+            "GetChannel" => unary(request, |GetChannelRequest { channel_id }| {
+                let channel = find_by_number(self.channels(), channel_id)?;
+                Ok(GetChannelResponse { channel: Some(channel) })
+            }),
+            "GetSubchannel" => unary(request, |GetSubchannelRequest { subchannel_id }| {
+                Err::<GetSubchannelResponse, _>(not_found(subchannel_id))
+            }),
+            "GetSocket" => unary(request, |GetSocketRequest { socket_id, .. }| {
+                let socket = find_by_number(self.sockets(), socket_id)?;
+                Ok(GetSocketResponse { socket: Some(socket) })
+            }),
+            _ => return Status::unimplemented("").into_http(),
+        };
+        answer.await
     }
 }
 
 /// Answers a call of one message with one message.
-async fn unary<M, R>(
+fn unary<'a, M, R>(
     request: http::Request<Incoming>,
-    answer: impl Fn(M) -> Result<R, Status>,
-) -> http::Response<Body>
+    answer: impl Fn(M) -> Result<R, Status> + Send + 'a,
+) -> BoxFuture<'a, http::Response<Body>>
 where
     M: prost::Message + Default + 'static,
     R: prost::Message + 'static,
 {
-    let answer = service_fn(|message: Request<M>| ready(answer(message.into_inner()).map(Response::new)));
-    Grpc::new(ProstCodec::<R, M>::default()).max_decoding_message_size(MAX_BYTES).unary(answer, request).await
+    let answer =
+        service_fn(move |message: Request<M>| ready(answer(message.into_inner()).map(Response::new)));
+    let mut grpc = Grpc::new(ProstCodec::<R, M>::default()).max_decoding_message_size(MAX_BYTES);
+    Box::pin(async move { grpc.unary(answer, request).await })
 }
 
 /// Returns at most `most` entities starting with a number, and whether there are no more.

@@ -1,5 +1,6 @@
 //! The reference of commands is generated from the definition of the command line. `UPDATE_REFERENCE=1` rewrites it.
 
+pub(super) mod doc_comments;
 mod json;
 
 use std::fmt::Write as _;

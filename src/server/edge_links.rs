@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
@@ -325,7 +325,7 @@ impl EdgeAuthenticator {
     /// Records the link of an authenticated edge, so that it ends with the token.
     pub(crate) fn track(&self, link: &Arc<Link>, credentials: &EdgeCredentials) {
         let tracked = EdgeLink { link: link.clone(), credentials: credentials.clone() };
-        self.lock().insert(link.id, tracked);
+        self.links.lock().insert(link.id, tracked);
         // The file may have changed since the check.
         if self.authenticate(credentials).is_err() {
             link.close();
@@ -334,12 +334,12 @@ impl EdgeAuthenticator {
 
     /// Returns true if an edge's link may open sessions: its credentials are not revoked.
     pub(crate) fn is_valid(&self, link: &Link) -> bool {
-        self.lock().contains_key(&link.id)
+        self.links.lock().contains_key(&link.id)
     }
 
     /// Forgets a link that has ended.
     pub(crate) fn untrack(&self, link: &Link) {
-        self.lock().remove(&link.id);
+        self.links.lock().remove(&link.id);
     }
 
     /// Closes each link whose token was revoked, until draining begins.
@@ -370,7 +370,7 @@ impl EdgeAuthenticator {
                 // Tokens of pods end without a change.
                 () = sleep(TOKEN_CHECK_INTERVAL), if self.pod_tokens.is_some() => {}
             }
-            let all: Vec<EdgeLink> = self.lock().values().cloned().collect();
+            let all: Vec<EdgeLink> = self.links.lock().values().cloned().collect();
             let revoked =
                 all.into_iter().filter_map(|edge| Some((self.authenticate(&edge.credentials).err()?, edge)));
             let is_replaced = |(why, edge): &(TokenError, EdgeLink)| {
@@ -404,10 +404,6 @@ impl EdgeAuthenticator {
             // In its own task, because the next node must not keep its links meanwhile.
             drain.spawn(info_span!("revoked"), close_links(revoked, table.clone()));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, EdgeLink>> {
-        self.links.lock()
     }
 }
 

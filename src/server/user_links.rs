@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
@@ -68,7 +68,7 @@ impl UserLinks {
 
     /// Returns the user of an open link whose credentials are not revoked.
     pub(crate) fn user_of(&self, link: &Link) -> Option<AuthenticatedUser> {
-        self.lock().get(&link.id).map(|link| link.user.clone())
+        self.links.lock().get(&link.id).map(|link| link.user.clone())
     }
 
     /// Adds a link. Unless it is a backup link, closes the older ones of its process.
@@ -76,7 +76,7 @@ impl UserLinks {
         let is_replaced = |known: &&UserLink| {
             !hello.is_backup && known.link.instance == link.instance && known.user.device == user.device
         };
-        let mut links = self.lock();
+        let mut links = self.links.lock();
         let older: Vec<_> = links.values().filter(is_replaced).map(|known| known.link.clone()).collect();
         links.insert(link.id, UserLink { link: link.clone(), user: user.clone() });
         drop(links);
@@ -87,16 +87,12 @@ impl UserLinks {
 
     /// Removes a link that has ended, or whose user may no longer be linked.
     pub(crate) fn remove(&self, link: &Link) {
-        self.lock().remove(&link.id);
+        self.links.lock().remove(&link.id);
     }
 
     /// Returns every link: a copy, so that no link's own lock is taken while this lock is held.
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
-        self.lock().values().map(|known| known.link.clone()).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, UserLink>> {
-        self.links.lock()
+        self.links.lock().values().map(|known| known.link.clone()).collect()
     }
 }
 

@@ -12,7 +12,7 @@ pub mod owners;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::addresses::cluster_state::{ClusterState, ServiceBackend, service_name};
 use crate::addresses::object_index::IndexKey;
@@ -129,7 +129,7 @@ impl AddressBook {
         chance: f64,
         is_linked: impl Fn(&NodeName) -> bool,
     ) -> Result<Location, LocateError> {
-        let facts = self.facts();
+        let facts = self.facts.lock();
         let port = target.port;
         let target = match &target.host {
             Host::Ip(ip) => Target { host: Host::Ip(canonical_ip(*ip)), port },
@@ -167,7 +167,7 @@ impl AddressBook {
 
     /// Returns the node of a pod, including finished pods: the kubelet may still have their logs.
     pub fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
-        self.facts().node_of_pod(namespace, name)
+        self.facts.lock().node_of_pod(namespace, name)
     }
 
     /// Returns the address of a node itself: its single address in the fixed table, otherwise its first InternalIP,
@@ -175,7 +175,7 @@ impl AddressBook {
     pub fn address_of(&self, node: &NodeName) -> Option<IpAddr> {
         let fixed = self.fixed_address(node);
         fixed
-            .or_else(|| self.facts().address_of(&node.as_str().to_ascii_lowercase()))
+            .or_else(|| self.facts.lock().address_of(&node.as_str().to_ascii_lowercase()))
             .or_else(|| node.address())
     }
 
@@ -190,7 +190,7 @@ impl AddressBook {
         if let Some((net, node)) = self.fixed.iter().find(|(net, _)| net.contains(&ip)) {
             return Ok(Some((node.clone(), is_single(net))));
         }
-        let facts = self.facts();
+        let facts = self.facts.lock();
         let is_own = |node: &NodeName| {
             facts.nodes.claiming(IndexKey::Internal(ip)).any(|(name, _)| node.as_str() == name)
         };
@@ -200,7 +200,7 @@ impl AddressBook {
     /// Returns the pod network of a node that contains this address, or the address alone if Kubernetes reports none.
     pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
         let ip = canonical_ip(ip);
-        self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
+        self.facts.lock().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
     }
 
     /// Determines the owners of addresses, from single addresses of the fixed table, addresses of Nodes, and the claims
@@ -214,7 +214,7 @@ impl AddressBook {
         more: impl IntoIterator<Item = AddressClaim>,
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
     ) -> AddressOwners {
-        let facts = self.facts();
+        let facts = self.facts.lock();
         let single = self.fixed.iter().filter(|(net, _)| is_single(net));
         let fixed = single.map(|(net, node)| AddressClaim {
             ip: net.addr(),
@@ -236,19 +236,19 @@ impl AddressBook {
 
     /// Returns true until everything in the cluster that locates targets has been listed.
     pub fn is_loading(&self) -> bool {
-        let facts = self.facts();
+        let facts = self.facts.lock();
         self.has_cluster && !(facts.are_listed() && facts.slices.is_listed())
     }
 
     /// Changes the facts.
     pub fn change<T>(&self, change: impl FnOnce(&mut ClusterState) -> T) -> T {
-        change(&mut self.facts())
+        change(&mut self.facts.lock())
     }
 
     /// Describes who disputes an address and which claim wins. Returns `None` if there is no dispute.
     pub fn dispute(&self, ip: IpAddr) -> Option<String> {
         let fixed = self.fixed_node(ip);
-        let facts = self.facts();
+        let facts = self.facts.lock();
         let service = facts.service_at(ip).ok().flatten();
         let claim = facts.kubelet_claimants(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
         match (fixed, service, claim) {
@@ -318,10 +318,6 @@ impl AddressBook {
 
     fn fixed_node(&self, ip: IpAddr) -> Option<&NodeName> {
         self.fixed.iter().find(|(net, _)| net.contains(&ip)).map(|(_, node)| node)
-    }
-
-    fn facts(&self) -> MutexGuard<'_, ClusterState> {
-        self.facts.lock()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -79,7 +79,7 @@ impl Drain {
 
     /// Registers a task that is about to be spawned.
     fn enter(&self) -> TaskEntryGuard {
-        let mut running = self.running();
+        let mut running = self.running.lock();
         running.next += 1;
         let id = running.next;
         running.tasks.insert(id, None);
@@ -89,7 +89,7 @@ impl Drain {
     /// Registers the abort handle of a spawned task, which may have ended since.
     fn spawned(&self, id: u64, handle: &AbortHandle) {
         let aborted = {
-            let mut running = self.running();
+            let mut running = self.running.lock();
             // A task that has already ended has removed its entry and needs no handle.
             if let Some(task) = running.tasks.get_mut(&id) {
                 *task = Some(handle.clone());
@@ -125,10 +125,6 @@ impl Drain {
     /// Like [`Self::draining`], but returns an owned future for code that takes no [`Drain`].
     pub fn started(self) -> impl Future<Output = ()> + Send {
         self.draining.cancelled_owned()
-    }
-
-    fn running(&self) -> MutexGuard<'_, TaskTable> {
-        self.running.lock()
     }
 
     /// Returns the number of running tasks.
@@ -172,7 +168,7 @@ impl Drain {
                 // One lock for the flag and the handles: a task that is just being spawned is in the list, or finds the
                 // flag.
                 let tasks: Vec<_> = {
-                    let mut running = self.running();
+                    let mut running = self.running.lock();
                     running.aborted = true;
                     running.tasks.values().flatten().cloned().collect()
                 };
@@ -195,7 +191,7 @@ struct TaskEntryGuard {
 
 impl Drop for TaskEntryGuard {
     fn drop(&mut self) {
-        self.drain.running().tasks.remove(&self.id);
+        self.drain.running.lock().tasks.remove(&self.id);
     }
 }
 
@@ -215,7 +211,7 @@ mod tests {
         });
         assert!(!drain.is_draining());
         assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Finished);
-        assert_eq!((drain.tasks(), drain.running().tasks.len()), (0, 0));
+        assert_eq!((drain.tasks(), drain.running.lock().tasks.len()), (0, 0));
     }
 
     #[tokio::test]
@@ -223,10 +219,10 @@ mod tests {
         let (drain, spawned) = (Drain::new(), tokio::task::JoinSet::new().spawn(async {}));
         let done = drain.enter();
         let id = done.id;
-        assert_eq!(drain.running().tasks.len(), 1);
+        assert_eq!(drain.running.lock().tasks.len(), 1);
         drop(done);
         drain.spawned(id, &spawned);
-        assert_eq!(drain.running().tasks.len(), 0);
+        assert_eq!(drain.running.lock().tasks.len(), 0);
     }
 
     #[tokio::test(start_paused = true)]

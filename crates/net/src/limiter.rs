@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
@@ -132,7 +132,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// Fails like [`Self::try_acquire`].
     pub fn try_acquire_below(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
         let revoked = CancellationToken::new();
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let PermitLimits { permits, per_source, .. } = state.limits;
         if per_source < permits && state.holders.count(who) >= per_source {
             return Err(AcquireError::PerSource);
@@ -171,7 +171,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     fn enqueue(&self, who: &K) -> (Permit<K>, oneshot::Receiver<()>) {
         let (granted, receiver) = oneshot::channel();
         let revoked = CancellationToken::new();
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let id = state.new_id();
         if state.waiting.count(who) == 0 {
             state.turns.push_back(who.clone());
@@ -189,16 +189,12 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// Applies a change, then notifies the tasks that it concerns. Releases the lock first, because a woken task may
     /// use this limiter at once.
     fn change(&self, change: impl FnOnce(&mut LimiterState<K>) -> LimiterWakeups) {
-        let LimiterWakeups { granted, evicted } = change(&mut self.lock());
+        let LimiterWakeups { granted, evicted } = change(&mut self.0.lock());
         if let Some(granted) = granted {
             // Fails only if the waiting call was dropped; its permit is then released.
             let _ = granted.send(());
         }
         cancel(evicted);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LimiterState<K>> {
-        self.0.lock()
     }
 }
 
@@ -284,7 +280,7 @@ fn cancel(evicted: Option<CancellationToken>) {
 impl<K: Clone + Ord + Hash> Permit<K> {
     /// Marks the holder as active: it has sent something, and this process works on it until [`Self::mark_idle`].
     pub fn mark_active(&self) {
-        self.limiter.lock().holders.mark(&self.id, true, Instant::now());
+        self.limiter.0.lock().holders.mark(&self.id, true, Instant::now());
     }
 
     /// Suspends the permit while another limit applies to its holder. [`Self::mark_idle`] resumes it.
@@ -355,7 +351,7 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K
         let read = io.poll_read(cx, out);
         let silent = read.is_pending();
         if let Some((limiter, id, _)) = self.permit.as_ref().filter(|_| silent != self.silent) {
-            let held = limiter.lock().holders.mark(id, !silent, Instant::now()).is_some();
+            let held = limiter.0.lock().holders.mark(id, !silent, Instant::now()).is_some();
             self.silent = silent;
             if !held {
                 self.permit = None;

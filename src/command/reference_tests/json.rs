@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use syn::{Field, Fields, GenericArgument, ItemEnum, ItemStruct, PathArguments, Type};
 
-use crate::command::doc_comments::{doc_comment, items, words_of};
+use crate::command::reference_tests::doc_comments::{doc_comment, items, words_of};
 
 use super::*;
 

@@ -13,7 +13,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{ListParams, ObjectList, Patch, PatchParams, WatchEvent, WatchParams};
 use kube::{Api, Client, Error, ResourceExt as _};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -112,7 +112,7 @@ impl Approver {
             for csr in &page.items {
                 settle(csr).await;
             }
-            if self.next_page().is_none() {
+            if self.next_page.lock().is_none() {
                 break page.metadata.resource_version.unwrap_or_default();
             }
         };
@@ -136,26 +136,23 @@ impl Approver {
         requests: &Api<CertificateSigningRequest>,
     ) -> Result<ObjectList<CertificateSigningRequest>, CsrError> {
         loop {
-            let token = self.next_page().clone();
+            let token = self.next_page.lock().clone();
             let params = ListParams { continue_token: token.clone(), ..ListParams::default().limit(PAGE) };
             match requests.list(&params).await {
                 Ok(page) => {
-                    *self.next_page() = page.metadata.continue_.clone().filter(|token| !token.is_empty());
+                    *self.next_page.lock() =
+                        page.metadata.continue_.clone().filter(|token| !token.is_empty());
                     return Ok(page);
                 }
                 // The list's snapshot expired after some minutes. The error contains a token that continues in the
                 // current list.
                 Err(Error::Api(status)) if status.code == 410 && token.is_some() => {
                     let now = status.metadata.and_then(|metadata| metadata.continue_);
-                    *self.next_page() = now.filter(|now| !now.is_empty());
+                    *self.next_page.lock() = now.filter(|now| !now.is_empty());
                 }
                 Err(cause) => return Err(unseen(&cause)),
             }
         }
-    }
-
-    fn next_page(&self) -> MutexGuard<'_, Option<String>> {
-        self.next_page.lock()
     }
 
     /// Decides on a request and records the decision.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
@@ -130,7 +130,7 @@ impl NodeNamesReconciler {
     /// Writes until another holder has written. Returns the reason for stopping.
     async fn term(&self, term: LeaderTerm) -> String {
         loop {
-            *self.nodes() = WatchedObjects::default();
+            *self.nodes.lock() = WatchedObjects::default();
             let cluster = &self.params.cluster;
             let which = watcher::Config::default();
             let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
@@ -155,7 +155,7 @@ impl NodeNamesReconciler {
             }
             sleep_until(next).await;
             // Read after the pauses, so that the write contains all changes until now.
-            let Some(nodes) = self.nodes().known().cloned() else { continue };
+            let Some(nodes) = self.nodes.lock().known().cloned() else { continue };
             let passed = timeout(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
             match passed.unwrap_or(Err(PassError::Failed(ClusterError::Silent))) {
                 Ok(written) => {
@@ -183,16 +183,12 @@ impl NodeNamesReconciler {
             sleep(CHECK_INTERVAL).await;
         }
     }
-
-    fn nodes(&self) -> MutexGuard<'_, WatchedObjects<KubeNodeState>> {
-        self.nodes.lock()
-    }
 }
 
 impl WatchHandler<PartialNode> for &NodeNamesReconciler {
     fn on_event(&mut self, event: Event<PartialNode>) -> bool {
         let (nodes_changed, followed) = {
-            let mut nodes = self.nodes();
+            let mut nodes = self.nodes.lock();
             (nodes.take(event, |node| KubeNodeState::of(node, &self.params.edges)), nodes.are_followed())
         };
         if nodes_changed {

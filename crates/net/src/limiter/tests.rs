@@ -9,7 +9,7 @@ fn source(text: &str) -> Source {
 }
 
 fn assert_empty<K: Clone + Ord + Hash>(limiter: &FairLimiter<K>) {
-    let state = limiter.lock();
+    let state = limiter.0.lock();
     assert!(state.holders.is_empty() && state.suspended.is_empty());
     assert!(state.waiting.is_empty() && state.turns.is_empty());
 }
@@ -113,8 +113,8 @@ async fn a_source_may_hold_all_permits_until_another_needs_its_share() {
     assert!(revoked(&many[..50]) == 50 && revoked(&many) == 50, "the longest idle are evicted");
     // From now on each has half of the permits, and a newcomer of the first evicts only a holder of its own source.
     let _newcomer = limiter.try_acquire(&"many").unwrap();
-    assert_eq!(limiter.lock().holders.len(), 100);
-    assert_eq!(revoked(&few), usize::from(limiter.lock().holders.count(&"many") > 50));
+    assert_eq!(limiter.0.lock().holders.len(), 100);
+    assert_eq!(revoked(&few), usize::from(limiter.0.lock().holders.count(&"many") > 50));
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,7 +143,7 @@ async fn a_suspended_permit_is_never_revoked_and_evicts_another_when_resumed() {
     works.mark_idle();
     let others = strangers.iter().chain([&first, &second]);
     assert!(!works.is_revoked() && others.filter(|held| !held.is_revoked()).count() == 1);
-    assert_eq!(limiter.lock().holders.len(), 2);
+    assert_eq!(limiter.0.lock().holders.len(), 2);
     drop((works, idle, first, second, strangers));
     assert_empty(&limiter);
 }
@@ -241,11 +241,11 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Acquires a permit, and checks that the limiter refuses and evicts nobody that the rules protect.
 fn acquire_checked(limiter: &FairLimiter<u8>, held: &[(u8, Permit<u8>)], who: u8) -> Option<Permit<u8>> {
-    let PermitLimits { permits, per_source, idle_timeout, .. } = limiter.lock().limits;
-    let count = |of| limiter.lock().holders.count(&of);
+    let PermitLimits { permits, per_source, idle_timeout, .. } = limiter.0.lock().limits;
+    let count = |of| limiter.0.lock().holders.count(&of);
     let (before, most) = (count(who), (0..5).map(count).max().unwrap());
-    let all = limiter.lock().holders.len();
-    let victim = limiter.lock().holders.victim();
+    let all = limiter.0.lock().holders.len();
+    let victim = limiter.0.lock().holders.victim();
     let has_more = before + 1 < most;
     let is_idle = victim.as_ref().is_some_and(|victim| {
         !victim.active && idle_timeout.is_some_and(|patience| victim.since.elapsed() >= patience)
@@ -292,7 +292,7 @@ proptest! {
                     Step::Later(millis) => tokio::time::advance(Duration::from_millis(millis)).await,
                     _ => {}
                 }
-                let state = limiter.lock();
+                let state = limiter.0.lock();
                 assert!(state.holders.len() <= permits);
                 let kept = held.iter().filter(|(_, permit)| !permit.is_revoked()).count();
                 assert_eq!(kept, state.holders.len() + state.suspended.len());

@@ -12,7 +12,7 @@ use std::path::Path;
 use syn::{Attribute, Fields, GenericArgument, Item, PathArguments, Type};
 use toml::Value;
 
-use crate::command::doc_comments::{doc_comment, items, words_of};
+use crate::command::reference_tests::doc_comments::{doc_comment, items, words_of};
 use crate::config::ConfigError;
 
 use super::*;

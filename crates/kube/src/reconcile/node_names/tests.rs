@@ -276,7 +276,7 @@ async fn writes_are_spaced_however_often_a_node_changes() {
         serde_json::from_value::<PartialNode>(node).unwrap()
     };
     let edges = names.params.edges.clone();
-    names.nodes().take(Event::InitDone, |node| KubeNodeState::of(node, &edges));
+    names.nodes.lock().take(Event::InitDone, |node| KubeNodeState::of(node, &edges));
     let (writes, started) = (Mutex::new(Vec::new()), Instant::now());
     let changes = async {
         let mut last = 0;
