@@ -102,11 +102,7 @@ impl Publisher {
                 (self.report)(Err(cause.to_string()));
                 let again = Instant::now() + backoff.pause(rand::random());
                 // Changes do not end this wait: a store that is down must not be tried for each node that connects.
-                tokio::select! {
-                    biased;
-                    () = drain.draining() => {}
-                    () = sleep_until(again) => {}
-                }
+                drain.run_until(sleep_until(again)).await;
                 continue;
             }
             if failing {

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::info_span;
 
 use crate::paths::node_not_found::{NodeNotFound, RESTARTED};
@@ -398,10 +398,7 @@ impl<'a> PathSearch<'a> {
                 return Err(NodeNotFound { another, ..missing });
             }
             let pause = self.pause();
-            tokio::select! {
-                () = arrival.wait() => {}
-                () = sleep_until(end(replaced).min(Instant::now() + pause)) => {}
-            }
+            let _ = timeout_at(end(replaced).min(Instant::now() + pause), arrival.wait()).await;
         }
     }
 
@@ -465,11 +462,7 @@ impl<'a> PathSearch<'a> {
             }
             // There is only this path. Its reply may be late because dialling the target is slow.
             let pause = backoff.pause((self.chance)()) + RETRY_INTERVAL;
-            tokio::select! {
-                biased;
-                () = arrival.wait() => {}
-                () = sleep(pause) => {}
-            }
+            let _ = timeout(pause, arrival.wait()).await;
         }
     }
 }

@@ -38,10 +38,7 @@ impl Server {
         redirecting.close();
         let _ = timeout(CLOSE_TIMEOUT.min(deadline), redirecting.wait()).await;
         if !finder.is_alone() {
-            tokio::select! {
-                () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}
-                () = at_once.clone() => {}
-            }
+            let _ = timeout(LISTEN_GRACE.min(deadline / 4), at_once.clone()).await;
         }
         let left = until.saturating_duration_since(Instant::now());
         let why = SessionError::new(ErrorCode::Overloaded, "the server is stopping");

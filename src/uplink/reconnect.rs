@@ -148,12 +148,10 @@ impl Reconnector {
                     continue;
                 }
             }
-            let failure = tokio::select! {
-                () = links.draining() => return None,
-                made = self.dialer.connect(next.place.server, preference, LinkPurpose::Primary) => match made {
-                    Ok(made) => return Some(made),
-                    Err(failure) => failure,
-                },
+            let dialling = self.dialer.connect(next.place.server, preference, LinkPurpose::Primary);
+            let failure = match links.run_until(dialling).await? {
+                Ok(made) => return Some(made),
+                Err(failure) => failure,
             };
             // A server without room would refuse each further attempt, and has less room for it.
             is_urgent = !failure.is_refused || failure.is_stopping;

@@ -147,17 +147,11 @@ impl Drain {
     ) -> Drained {
         self.start();
         self.tasks.close();
-        let expired = async {
-            tokio::select! {
-                () = tokio::time::sleep(deadline) => {}
-                () = abort_now => {}
-            }
-        };
         // Biased, so that a deadline of zero is no abort if all tasks have finished.
         tokio::select! {
             biased;
             () = self.tasks.wait() => Drained::Finished,
-            () = expired => {
+            _ = tokio::time::timeout(deadline, abort_now) => {
                 let left = self.tasks.len();
                 // A task that ends on its own can report the reason that it got; an aborted one is only dropped.
                 tokio::select! {

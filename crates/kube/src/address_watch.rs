@@ -61,10 +61,7 @@ impl AddressBookUpdater {
                 self.follow_manual_services(),
             );
         };
-        tokio::select! {
-            () = all => {}
-            () = drain.draining() => {}
-        }
+        drain.run_until(Box::pin(all)).await;
     }
 
     async fn kind<K>(&self, what: &'static str, api: fn(Client) -> Api<K>)

@@ -211,10 +211,8 @@ impl<H> AcceptLoopState<H> {
         self.drain.clone().spawn(Span::none(), async move {
             let lost = permit.revoked();
             let read = timeout(HEADER_TIMEOUT, proxied_client(socket.tcp())).instrument(span.clone());
-            let read = tokio::select! {
-                biased;
-                () = lost.cancelled() => return self.limits.count("evicted"),
-                read = read => read,
+            let Some(read) = lost.run_until_cancelled(read).await else {
+                return self.limits.count("evicted");
             };
             // Given back first: the client that the header names needs a permit of its own, and one connection must not
             // take two.
@@ -256,10 +254,7 @@ impl<H> AcceptLoopState<H> {
         let Ok(permit) = self.closing.try_acquire(&Source::of(from.ip())) else { return };
         let lost = permit.revoked();
         self.drain.spawn(Span::none(), async move {
-            tokio::select! {
-                () = lost.cancelled() => {}
-                _ = timeout(CLOSE_TIMEOUT, discard(&mut socket)) => {}
-            }
+            lost.run_until_cancelled(timeout(CLOSE_TIMEOUT, discard(&mut socket))).await;
             drop(permit);
         });
     }

@@ -75,10 +75,7 @@ impl NftReconciler {
                 let kept = self.table.sync(&InterceptSets { nodes, ports: self.ports.clone() }).await;
                 self.record_result(kept);
             }
-            tokio::select! {
-                () = stopping.cancelled() => {}
-                () = next_update(&mut changes) => {}
-            }
+            stopping.run_until_cancelled(next_update(&mut changes)).await;
         }
         let emptying = self.table.sync(&InterceptSets::default()).await;
         self.record_result(emptying);

@@ -75,10 +75,7 @@ impl Approver {
                 sleep(backoff.pause(rand::random())).await;
             }
         };
-        tokio::select! {
-            () = drain.draining() => {}
-            () = work => {}
-        }
+        drain.run_until(Box::pin(work)).await;
     }
 
     /// Decides on all existing requests, then on each new one. Creates a new client each time, because its token may

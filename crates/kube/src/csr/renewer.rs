@@ -101,10 +101,7 @@ impl CertificateRenewer {
                 sleep(delay).await;
             }
         };
-        tokio::select! {
-            () = drain.draining() => {}
-            () = work => {}
-        }
+        drain.run_until(Box::pin(work)).await;
     }
 
     /// Requests a certificate if one is due. Returns the time to wait until the next check.

@@ -9,7 +9,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
@@ -91,10 +91,7 @@ impl PortWatch {
                 done.map_err(|cause| vec![cause.to_string()])
                     .and_then(|wrong| if wrong.is_empty() { Ok(()) } else { Err(wrong) }),
             );
-            tokio::select! {
-                () = self.configmap_changed.notified() => {}
-                () = sleep(CHECK_INTERVAL) => {}
-            }
+            let _ = timeout(CHECK_INTERVAL, self.configmap_changed.notified()).await;
         }
     }
 
