@@ -27,7 +27,8 @@ use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 /// Accepts sessions and dials their targets: at an edge for servers, at a server for edges. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionAcceptor {
-    dialer: Arc<TargetDialer>,
+    /// The dialer of its targets.
+    pub(crate) dialer: Arc<TargetDialer>,
     /// `None` if this acceptor has no TLS for targets.
     tls: Option<TargetTls>,
     pool: BufferPool,
@@ -48,11 +49,6 @@ impl SessionAcceptor {
         drain: Drain,
     ) -> Self {
         Self { dialer: Arc::new(dialer), tls, pool, judged, metrics, drain }
-    }
-
-    /// Returns the dialer of its targets.
-    pub fn dialer(&self) -> &TargetDialer {
-        &self.dialer
     }
 
     /// Answers an offer and serves its session in its own task. Returns at once, for use on a read loop.

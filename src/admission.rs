@@ -60,9 +60,6 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     /// The stream that carries the session's bytes: the accepted stream, TLS over it, or another wrapper of it.
     type Connection: Connection;
 
-    /// Returns the span for log messages about a client. Its fields `trace_id` and `session` are recorded once known.
-    fn span(&self, from: SocketAddr) -> Span;
-
     /// Returns a short response to a client that is rejected before its head is read. Empty by default.
     fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
         Bytes::new()

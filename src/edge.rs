@@ -396,7 +396,7 @@ impl EdgeProxy {
             ListenerContext { policy, drain: drain.clone(), uplink: Some(uplink), ..self.context.clone() };
         let proxies = config.access.proxy_protocol.clone();
         let serving = client_handler::run(HttpProxyProtocol, listener, proxies, context);
-        drain.spawn(info_span!("clients"), accepting.track_future(serving));
+        drain.spawn(info_span!("clients", listener = PROXY), accepting.track_future(serving));
         self.open = Some(OpenProxy { config: config.clone(), drain, accepting });
     }
 }

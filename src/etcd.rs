@@ -41,7 +41,8 @@ pub type EtcdConnector = dyn Fn(usize) -> BoxFuture<'static, Result<EtcdConnecti
 #[derive(derive_more::Debug)]
 #[debug("EtcdClient({turn})")]
 pub struct EtcdClient {
-    count: usize,
+    /// Number of members.
+    pub(crate) count: usize,
     open: Box<EtcdConnector>,
     /// Counts up with each change of the member; modulo their number, it is the index of the current one.
     turn: usize,
@@ -64,11 +65,6 @@ impl EtcdClient {
             async move { access.connect(member, resolver).await }.boxed()
         };
         Self::new(count, Box::new(open))
-    }
-
-    /// Returns the number of members.
-    pub(crate) fn len(&self) -> usize {
-        self.count
     }
 
     /// Returns the current connection, or connects.

@@ -175,7 +175,7 @@ impl SessionRouter {
         match self.paths.uplinks() {
             None => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
-            Some(uplinks) if *uplinks.node() == NodeName::none() => {
+            Some(uplinks) if uplinks.node == NodeName::none() => {
                 let _ = timeout_at(until, uplinks.wait_decided()).await;
             }
             Some(_) => {}
@@ -493,7 +493,7 @@ impl dyn PathProvider + '_ {
     /// Returns a name of the remote end of a session with `node`, for people.
     fn call(&self, node: &NodeName) -> String {
         match self.uplinks() {
-            Some(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
+            Some(uplinks) if uplinks.node == *node => "the server that dialled".to_owned(),
             _ => format!("node {node}"),
         }
     }

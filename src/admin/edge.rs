@@ -18,7 +18,7 @@ use tunnel_link::link::Link;
 impl AdminProcess for Uplinks {
     fn add_status(&self, admin: &AdminContext, status: &mut StatusResponse) {
         status.role = "edge".into();
-        status.node = Some(self.node().to_string());
+        status.node = Some(self.node.to_string());
         for link in self.all().into_iter().rev() {
             let server = link.ends().and_then(|ends| ends.server_name.as_ref());
             let server = server.map_or_else(|| "server".to_owned(), ToString::to_string);

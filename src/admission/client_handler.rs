@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use tracing::{Span, debug};
+use tracing::{Span, debug, field, info_span};
 
 use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
@@ -53,8 +53,9 @@ where
     S: Connection + 'static,
     F: ListenerProtocol<S>,
 {
+    /// `trace_id` and `session` are recorded once known. The span around it has the listener.
     fn span(&self, from: SocketAddr) -> Span {
-        self.protocol.span(from)
+        info_span!("client", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn admits(&self, from: SocketAddr) -> Result<(), ConnectionRejection> {

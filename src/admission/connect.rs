@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -17,7 +16,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
-use tracing::{Span, field, info_span};
 
 use crate::admission::denial::{
     Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, reject_http2, reject_ssh, written,
@@ -36,10 +34,6 @@ pub struct ConnectProtocol;
 
 impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
     type Connection = C;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("connect", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)

@@ -1,7 +1,6 @@
 //! The protocol of an HTTP proxy: CONNECT, and plain requests with an absolute URL. Each request is authorized separately.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -9,7 +8,6 @@ use bytes::Bytes;
 use http::header::HOST;
 use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
-use tracing::{Span, field, info_span};
 
 use crate::admission::connect::ConnectProtocol;
 use crate::admission::denial::Denial;
@@ -29,10 +27,6 @@ pub struct HttpProxyProtocol;
 
 impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
     type Connection = Hooked<C, PrereadBytes>;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("proxy", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)

@@ -1,14 +1,13 @@
 //! The SOCKS5 port of a user's proxy (RFC 1928): CONNECT with a host name or an address, without authentication.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::HeaderMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tracing::{Span, field, info_span};
 
 use crate::admission::denial::Denial;
 use crate::admission::trace_id::new_trace;
@@ -27,10 +26,6 @@ pub struct Socks5;
 
 impl ListenerProtocol<TcpStream> for Socks5 {
     type Connection = TcpStream;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("socks5", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
 
     fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
         Bytes::from_static(&[VERSION, NO_METHOD])

@@ -183,7 +183,7 @@ fn renew(cert_args: &SigningCaArgs) -> Result<String, CommandError> {
     let mut renewed = 0;
     for cert in certificates(&cert_args.dir)? {
         let edit = FileEdit::start(&cert)?;
-        let issued = match authority.renew(edit.text()) {
+        let issued = match authority.renew(&edit.text) {
             Ok(issued) => issued,
             Err(cause) => {
                 // Writing to a String cannot fail.

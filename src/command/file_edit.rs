@@ -14,7 +14,8 @@ use tunnel_base::files::{self, FileLock, with_suffix};
 pub(crate) struct FileEdit {
     /// The path without symbolic links, so that a link stays.
     path: PathBuf,
-    text: String,
+    /// The text that it had.
+    pub(crate) text: String,
     _lock: FileLock,
 }
 
@@ -39,11 +40,6 @@ impl FileEdit {
         })?;
         let text = files::read_text(&real).map_err(unreadable)?;
         Ok(Self { path: real, text, _lock: lock })
-    }
-
-    /// The file's text at the start.
-    pub(crate) fn text(&self) -> &str {
-        &self.text
     }
 
     /// Replaces the file like [`replace`].
@@ -89,7 +85,7 @@ mod tests {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
         symlink(&file, &link).unwrap();
         let edit = FileEdit::start(&link).unwrap();
-        assert_eq!(edit.text(), "old");
+        assert_eq!(edit.text, "old");
         assert!(FileEdit::start(&file).unwrap_err().text.contains("another command is changing"));
         edit.replace("new").unwrap();
         drop(edit);

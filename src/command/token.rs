@@ -139,7 +139,7 @@ impl TokenList {
 fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, CommandError> {
     let edit = FileEdit::start(file)?;
     let token = random_token();
-    let text = rotate(edit.text(), node, &token).map_err(|error| refused(&error, file))?;
+    let text = rotate(&edit.text, node, &token).map_err(|error| refused(&error, file))?;
     if let Some(out) = out {
         write_new(out, &token)?;
     }
@@ -163,7 +163,7 @@ fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, Com
 
 fn finish_rotation_of(file: &Path, node: &NodeName) -> Result<String, CommandError> {
     let edit = FileEdit::start(file)?;
-    edit.replace(&finish_rotation(edit.text(), node).map_err(|error| refused(&error, file))?)?;
+    edit.replace(&finish_rotation(&edit.text, node).map_err(|error| refused(&error, file))?)?;
     Ok(format!(
         "only the new token of {node} is valid in {file}; links with the previous one close within 10 s\n\
          next: copy {file} to every other server\n",

@@ -1,10 +1,7 @@
 //! Listeners over TLS, which identify clients by a client certificate.
 
-use std::net::SocketAddr;
-
 use bytes::Bytes;
 use tokio::net::TcpStream;
-use tracing::Span;
 
 use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
@@ -30,10 +27,6 @@ impl<F> TlsListenerProtocol<F> {
 
 impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListenerProtocol<F> {
     type Connection = F::Connection;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        self.protocol.span(from)
-    }
 
     /// Returns an alert, the only response that TLS allows before the handshake.
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {

@@ -13,7 +13,6 @@ use http::request::Parts;
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
-use tracing::{Span, field, info_span};
 
 use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
@@ -168,13 +167,6 @@ pub struct NodePortProtocol {
 
 impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
     type Connection = C;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        match self.is_tls {
-            false => info_span!("http", client = %from, trace_id = field::Empty, session = field::Empty),
-            true => info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty),
-        }
-    }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use educe::Educe;
 use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::{Span, debug, field, info_span};
+use tracing::debug;
 
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol};
@@ -42,6 +42,7 @@ use tunnel_net::mark;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::names::{NodeName, Target};
+use tunnel_proto::serde_as_text;
 
 /// `[server.intercept]`: interception by nftables of what programs on this server's host send to the addresses of edge
 /// nodes. It is redirected through the node's link. A kube-apiserver or a metrics-server on this host reaches kubelets
@@ -90,7 +91,8 @@ pub struct InterceptConfig {
 }
 
 /// Some bits of a connection's mark, such as `0x40/0x40`: their values and their mask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
+#[display("{mark:#x}/{mask:#x}")]
 pub struct MarkBits {
     /// Values of the bits.
     pub mark: u32,
@@ -149,17 +151,7 @@ fn table_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::E
     if is_one { Ok(name) } else { Err(D::Error::custom(expected)) }
 }
 
-impl<'de> Deserialize<'de> for MarkBits {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
-
-impl Serialize for MarkBits {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{:#x}/{:#x}", self.mark, self.mask))
-    }
-}
+serde_as_text!(MarkBits);
 
 impl FromStr for MarkBits {
     type Err = &'static str;
@@ -350,10 +342,6 @@ fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
 
 impl ListenerProtocol<TcpStream> for Intercept {
     type Connection = TcpStream;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("intercept", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
 
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.

@@ -1,12 +1,10 @@
 //! The passthrough listener: TLS for a target at the node that the ClientHello names. Only the ClientHello is read;
 //! TLS stays between client and target.
 
-use std::net::SocketAddr;
-
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tracing::{Span, debug, field, info_span};
+use tracing::debug;
 
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol};
@@ -24,10 +22,6 @@ pub struct Passthrough {
 
 impl ListenerProtocol<TcpStream> for Passthrough {
     type Connection = TcpStream;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("passthrough", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
 
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         denial.alert()

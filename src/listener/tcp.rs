@@ -13,7 +13,7 @@ use bytes::Bytes;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpStream;
-use tracing::{Span, field, info_span, warn};
+use tracing::warn;
 
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol};
@@ -271,10 +271,6 @@ impl TcpProtocol {
 
 impl ListenerProtocol<TcpStream> for TcpProtocol {
     type Connection = TcpStream;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("tcp", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
 
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
         let client = admission.from();

@@ -19,7 +19,7 @@ use tunnel_proto::state::LinkId;
 #[derive(Debug)]
 pub struct Uplinks {
     /// Node of this edge.
-    node: NodeName,
+    pub(crate) node: NodeName,
     state: Mutex<UplinkState>,
     /// Wakes the waiters after a link was added or denied.
     came: NodeWaiters,
@@ -53,11 +53,6 @@ impl Uplinks {
     pub fn new(node: NodeName) -> Arc<Self> {
         let came = NodeWaiters::default();
         Arc::new(Self { node, state: Mutex::default(), came, elsewhere: Notify::new() })
-    }
-
-    /// Returns the node of this edge. A request for that name through the cloud means the cloud itself.
-    pub fn node(&self) -> &NodeName {
-        &self.node
     }
 
     /// Adds a new link. Closes the oldest link beyond `MAX_LINKS`.
@@ -196,7 +191,7 @@ impl PathProvider for Uplinks {
     ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
         let newest = self.newest(not.map(|not| not.id)).ok_or_else(|| self.not_linked_reason());
         // On an edge, its own name means the cloud: the server that is asked dials the target.
-        let is_own = instance.is_none() && self.node() == node;
+        let is_own = instance.is_none() && self.node == *node;
         let path = |newest: Arc<Link>| Path {
             instance: if is_own { newest.instance } else { instance },
             link: newest,

@@ -156,7 +156,7 @@ impl RecordStore for EtcdRecords {
     /// Replaces our records with these, and renews the lease. Tries each member once.
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
         Box::pin(async {
-            let mut left = self.members.len();
+            let mut left = self.members.count;
             let mut reason = None;
             loop {
                 let Err(cause) = self.try_member(records).await else { return Ok(()) };

@@ -102,7 +102,7 @@ impl AdminContext {
 
     /// Returns the nodes that have joined and were not linked here since the start, by name, for a day.
     pub(crate) fn absent(&self, server: &ServerStatusSource) -> Vec<UnlinkedNode> {
-        let start = self.clock.start();
+        let start = self.clock.at;
         let is_told = (ABSENT..LOST).contains(&start.elapsed());
         let store = server.enrolment.get().filter(|_| is_told);
         let joined = store.map(|store| store.known().joined()).unwrap_or_default().into_iter();

@@ -14,18 +14,14 @@ use tunnel_link::table::session::view::SessionView;
 #[derive(Debug, Clone, Copy)]
 pub struct WallClock {
     wall: SystemTime,
-    at: Instant,
+    /// When this process started.
+    pub(crate) at: Instant,
 }
 
 impl WallClock {
     /// Creates a clock from the current time.
     pub fn now() -> Self {
         Self { wall: SystemTime::now(), at: Instant::now() }
-    }
-
-    /// Returns the time of the start.
-    pub(crate) fn start(&self) -> Instant {
-        self.at
     }
 
     /// Returns seconds since 1970, in whole milliseconds.

@@ -14,10 +14,6 @@ pub(crate) struct Line;
 impl ListenerProtocol<UnixStream> for Line {
     type Connection = UnixStream;
 
-    fn span(&self, _from: SocketAddr) -> Span {
-        Span::none()
-    }
-
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         format!("no: {}\n", denial.sentence(false)).into()
     }
@@ -56,10 +52,6 @@ pub(crate) struct Lines;
 impl ListenerProtocol<UnixStream> for Lines {
     type Connection = UnixStream;
 
-    fn span(&self, _from: SocketAddr) -> Span {
-        Span::none()
-    }
-
     async fn handshake(&self, socket: UnixStream, admission: &mut Admission) -> AdmissionOutcome<UnixStream> {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
@@ -85,10 +77,6 @@ pub(crate) struct Switch;
 
 impl ListenerProtocol<UnixStream> for Switch {
     type Connection = UnixStream;
-
-    fn span(&self, _from: SocketAddr) -> Span {
-        Span::none()
-    }
 
     async fn handshake(
         &self,

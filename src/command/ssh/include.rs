@@ -54,10 +54,10 @@ fn include(config: &Path, is_wanted: bool) -> Result<(), CommandError> {
         return if is_wanted { files::create_private(config, INCLUDE).map_err(failed) } else { Ok(()) };
     }
     let edit = FileEdit::start(config)?;
-    let rest = edit.text().replace(INCLUDE, "");
+    let rest = edit.text.replace(INCLUDE, "");
     let text = if is_wanted && !is_included(&rest) { format!("{INCLUDE}{rest}") } else { rest };
     match text.as_str() {
-        same if same == edit.text() => Ok(()),
+        same if same == edit.text => Ok(()),
         // An empty file has the same effect as none.
         "" if !config.is_symlink() => fs::remove_file(config).map_err(failed),
         text => edit.replace(text),

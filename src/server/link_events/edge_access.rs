@@ -48,7 +48,7 @@ impl RequestFromEdge {
             return Ok(());
         }
         let is_final = !shared.cluster.addresses.is_loading();
-        let checked = shared.acceptor.dialer().check(&self.target, CHECK_TIMEOUT).await;
+        let checked = shared.acceptor.dialer.check(&self.target, CHECK_TIMEOUT).await;
         checked.map_err(|why| match SessionError::from(why) {
             why @ SessionError { code: ErrorCode::NotAllowed, .. } if is_final => why,
             SessionError { reason, .. } => SessionError::new(ErrorCode::NodeNotConnected, reason),
