@@ -51,6 +51,8 @@ pub(crate) struct BodyNotRequested;
 pub(crate) struct ResponseBody {
     /// The target's, read from its session, or one of this process, such as an error text.
     body: Either<Incoming, Full<Bytes>>,
+    /// The meter of the target, if that sends it.
+    from: Option<Arc<Meter>>,
     /// The error that ends it, while hyper writes what came before.
     cut: Option<BoxError>,
     clock: Arc<IdleTimer>,
@@ -107,7 +109,7 @@ impl Body for RequestBody {
             }
         }
         let Self { body, clock, meter, .. } = &mut *self;
-        let mut frame = meter.poll_frame(cx, body);
+        let mut frame = meter.poll_frame(cx, body, Some(&clock.meter));
         clock.on_body_polled(frame.is_pending() && !meter.is_full());
         if let Poll::Ready(Some(Ok(frame))) = &mut frame
             && let Some(trailers) = frame.trailers_mut()
@@ -154,18 +156,27 @@ impl ContinueGate {
 impl ResponseBody {
     /// Creates the body of a response of this process. When it is dropped, the client's idle time starts.
     pub(crate) fn new(body: Bytes, clock: Arc<IdleTimer>) -> Self {
-        Self { body: Either::Right(body.into()), cut: None, clock, _unasked: None, _request: None }
+        Self {
+            body: Either::Right(body.into()),
+            from: None,
+            cut: None,
+            clock,
+            _unasked: None,
+            _request: None,
+        }
     }
 
-    /// Creates the body of a target's response. `unasked` is the permission to send the request's body, if the target
-    /// does not want it; `request` is in flight until the response is dropped.
+    /// Creates the body of a target's response, with the target's meter. `unasked` is the permission to send the
+    /// request's body, if the target does not want it; `request` is in flight until the response is dropped.
     pub(crate) fn of_target(
         body: Incoming,
+        from: Arc<Meter>,
         clock: Arc<IdleTimer>,
         unasked: Option<oneshot::Sender<()>>,
         request: InFlightGuard,
     ) -> Self {
-        Self { body: Either::Left(body), cut: None, clock, _unasked: unasked, _request: Some(request) }
+        let body = Either::Left(body);
+        Self { body, from: Some(from), cut: None, clock, _unasked: unasked, _request: Some(request) }
     }
 }
 
@@ -177,11 +188,11 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let Self { body, cut, clock, .. } = &mut *self;
+        let Self { body, from, cut, clock, .. } = &mut *self;
         if let Some(cut) = cut.take() {
             return Poll::Ready(Some(Err(cut)));
         }
-        let frame = match ready!(clock.meter.poll_frame(cx, body)) {
+        let frame = match ready!(clock.meter.poll_frame(cx, body, from.as_deref())) {
             Some(Err(error)) => {
                 // At an error hyper drops what it has not written, even the head. So it comes after a flush.
                 *cut = Some(error);

@@ -1,5 +1,5 @@
-//! What hyper may hold for one end. A long head needs a permit, and is served without another after it. A body waits
-//! while the end does not take what it was sent.
+//! What hyper may hold for one end. A long head needs a permit, and is served without another after it. So do long
+//! trailers. A body waits while the end does not take what it was sent.
 
 use std::io;
 use std::pin::Pin;
@@ -33,8 +33,8 @@ pub(crate) struct Meter {
 /// The head that is being received, or was received last.
 #[derive(Debug, Default)]
 struct Head {
-    /// Bytes read since its start; `None` once it is complete.
-    bytes: Option<usize>,
+    /// Bytes read since its start, or since the last part of the body behind it: of its trailers, at the end.
+    bytes: usize,
     /// The permit of a long head.
     permit: Option<Permit>,
     /// Informational responses before it.
@@ -51,17 +51,17 @@ impl Meter {
 
     /// Starts another head, and releases the permit of the last one.
     pub(crate) fn begin(&self) {
-        *self.head.lock() = Head { bytes: Some(0), ..Head::default() };
+        *self.head.lock() = Head::default();
     }
 
-    /// Checks whether more may be read. A head that is long by now gets its permit.
+    /// Checks whether more may be read. A head that is long by now, or its trailers, gets its permit.
     ///
     /// # Errors
     ///
     /// Returns the text of [`Self::refusal`].
     pub(crate) fn admit(&self) -> io::Result<()> {
         let mut head = self.head.lock();
-        if head.bytes.is_some_and(|bytes| bytes >= HEAD_BYTES) {
+        if head.bytes >= HEAD_BYTES {
             self.require_permit(&mut head);
         }
         match &head.refusal {
@@ -72,9 +72,7 @@ impl Meter {
 
     /// Records bytes that were read.
     pub(crate) fn add(&self, count: usize) {
-        if let Some(bytes) = &mut self.head.lock().bytes {
-            *bytes += count;
-        }
+        self.head.lock().bytes += count;
     }
 
     /// Records an informational response before the head.
@@ -94,7 +92,7 @@ impl Meter {
     /// Returns [`Self::refusal`].
     pub(crate) fn complete(&self, target: usize, fields: &HeaderMap) -> Result<bool, Denial> {
         let mut head = self.head.lock();
-        head.bytes = None;
+        head.bytes = 0;
         // The bytes that were read together with the end of another message are not counted.
         let lines = fields.iter().map(|(name, value)| name.as_str().len() + ": \r\n".len() + value.len());
         if fields.len() > HEAD_FIELDS || lines.sum::<usize>() + target > HEAD_BYTES {
@@ -113,11 +111,13 @@ impl Meter {
         self.queued.load(Ordering::Relaxed) >= PIECE_BYTES
     }
 
-    /// Returns the next frame of a body for this end, unless that is full. hyper polls again after a flush.
+    /// Returns the next frame of a body for this end, unless that is full. hyper polls again after a flush. `from` is
+    /// the meter of the end that sends the body, if this process does not.
     pub(crate) fn poll_frame<B: Body<Data = Bytes> + Unpin>(
         &self,
         cx: &mut Context<'_>,
         body: &mut B,
+        from: Option<&Self>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         if self.is_full() {
             return Poll::Pending;
@@ -125,6 +125,7 @@ impl Meter {
         let frame = ready!(Pin::new(body).poll_frame(cx));
         if let Some(Ok(frame)) = &frame {
             self.queued.fetch_add(frame.data_ref().map_or(0, Bytes::len), Ordering::Relaxed);
+            from.into_iter().for_each(|from| from.head.lock().bytes = 0);
         }
         Poll::Ready(frame)
     }

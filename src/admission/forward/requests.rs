@@ -86,7 +86,9 @@ impl<'a> RequestForwarder<'a> {
         let checked = long.and_then(|_| headers::check(&mut head));
         let mut answer = match self.forward(checked, head, body, in_flight).await {
             Ok(answer) => answer,
-            Err(denied) => {
+            Err(mut denied) => {
+                // What this process refused to read of the body comes first.
+                denied.denial = self.clock.meter.refusal().unwrap_or(denied.denial);
                 let mut answer = denied.answer();
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
@@ -154,7 +156,8 @@ impl<'a> RequestForwarder<'a> {
         if unasked.is_some() {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let body = ResponseBody::of_target(body, Arc::clone(&self.clock), unasked, in_flight);
+        let meter = Arc::clone(&self.upstream.meter);
+        let body = ResponseBody::of_target(body, meter, Arc::clone(&self.clock), unasked, in_flight);
         Ok(Response::from_parts(head, body))
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use crate::admission::forward::tests::site::{Site, Target};
+use crate::admission::heads::HEAD_BYTES;
 use crate::session_io::tests::WINDOWS;
 use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -683,6 +684,44 @@ async fn a_long_head_that_comes_with_another_request_needs_a_permit() {
     target.head().await;
     target.send(EMPTY).await;
     assert!(site.head().await.contains("connection: close"), "it is the last one, as any long head");
+}
+
+/// hyper stores them until they are complete.
+#[tokio::test(start_paused = true)]
+async fn long_trailers_need_the_permit_of_a_long_head() {
+    let request = "POST / HTTP/1.1\r\nHost: node1\r\nTE: trailers\r\nConnection: TE\r\nTrailer: x-sum\r\n\
+                   Transfer-Encoding: chunked\r\n\r\n";
+    let response = "HTTP/1.1 200 OK\r\nTrailer: x-sum\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let last = format!("0\r\nx-sum: {}", "y".repeat(2 * HEAD_BYTES + 3000));
+    let end = "\r\n\r\n";
+    for (is_requests, has_permit) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (mut site, mut target, _) = forwarded(request).await;
+        let limiter = site.context.pending.long_heads.clone();
+        let source = Source::of([127, 0, 0, 1].into());
+        let _held = if has_permit { None } else { limiter.try_acquire(&source).ok() };
+        if is_requests {
+            site.send(&last).await;
+            if has_permit {
+                site.send(end).await;
+                assert!(target.take(last.len() + end.len()).await.ends_with(end));
+            } else {
+                let head = site.head().await;
+                assert!(head.starts_with("HTTP/1.1 503 too many requests and responses with long"), "{head}");
+            }
+        } else {
+            site.send(&format!("0{end}")).await;
+            target.send(response).await;
+            site.expect(response).await;
+            target.send(&last).await;
+            if has_permit {
+                target.send(end).await;
+                site.send(GET).await;
+                target.head().await;
+            } else {
+                assert_eq!(site.rest().await, "", "no last chunk");
+            }
+        }
+    }
 }
 
 #[tokio::test]
