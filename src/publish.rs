@@ -6,14 +6,11 @@ pub mod record_filter;
 pub mod shared_file;
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
 use crate::publish::record_filter::RecordFilter;
@@ -22,6 +19,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::zone::NodeZone;
+use tunnel_base::record_store::RecordStore;
 
 /// The task that publishes which nodes are connected here. It never affects a link or a session.
 #[derive(derive_more::Debug)]
@@ -40,38 +38,6 @@ pub struct Publisher {
     /// Callback after each attempt: whether the records are written, and if not, why.
     pub report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
-
-/// A store in which a [`Publisher`] writes the records of this server's nodes: a hosts file, etcd, or a ConfigMap.
-pub trait RecordStore: fmt::Debug + Send + Sync {
-    /// Replaces our records with these. Not cancel safe: a write in progress may continue.
-    ///
-    /// # Errors
-    ///
-    /// Returns why the records could not be written; the caller tries again.
-    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>>;
-
-    /// Removes our records.
-    ///
-    /// # Errors
-    ///
-    /// Returns why they could not be removed.
-    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>>;
-
-    /// Returns the addresses of all servers that have records, including stopped ones. Empty if the store does not list
-    /// them.
-    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>>;
-
-    /// Returns the time of the next write without changes.
-    fn due(&self) -> Instant;
-
-    /// Returns the debounce time of changes.
-    fn debounce_time(&self) -> Duration {
-        Duration::ZERO
-    }
-}
-
-/// The reason why records could not be written. Only its text is used.
-pub type PublishError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The records of connected and recently disconnected nodes.
 #[derive(Debug, Default)]
@@ -115,12 +81,8 @@ impl Publisher {
             // A write is due without changes, too: leases expire, and other programs rewrite files.
             let due = self.store.due();
             let next = desired.next().map_or(due, |next| next.min(due));
-            tokio::select! {
-                biased;
-                () = drain.draining() => {}
-                () = debounce(&mut changes, self.store.debounce_time()) => {}
-                () = sleep_until(next) => {}
-            }
+            let changed = debounce(&mut changes, self.store.debounce_time());
+            drain.run_until(timeout_at(next, changed)).await;
         }
         // DNS must not send clients to a server that stops.
         match timeout(WITHDRAW_TIMEOUT, self.store.withdraw()).await {

@@ -10,7 +10,7 @@ use tracing::debug;
 
 use crate::etcd::EtcdClient;
 use crate::etcd::member::{EtcdConnection, EtcdError, EtcdErrorKind};
-use crate::publish::{PublishError, RecordStore};
+use tunnel_base::record_store::{PublishError, RecordStore};
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.
 #[derive(Debug)]

@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::publish::shared_file::{SharedFileError, content, failed, in_background, lock, replace};
-use crate::publish::{PublishError, RecordStore};
 use tunnel_base::files::{self, with_suffix};
 use tunnel_base::policy::hosts_lines::{merged, servers, without};
+use tunnel_base::record_store::{PublishError, RecordStore};
 
 /// Our lines in a hosts file: `<address>    <name>`. Of other lines, only those of dead servers are removed.
 ///

@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use tunnel_net::resolver::Resolver;
 
 use crate::publish::hosts::Hosts;

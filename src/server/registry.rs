@@ -10,14 +10,15 @@ use crate::admin::readiness::DNS_CONDITION;
 use crate::config::server::registry::{EtcdSettings, PublishTo};
 use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::parts::with_kubernetes;
+use crate::publish::Publisher;
 use crate::publish::etcd::EtcdRecords;
 use crate::publish::hosts::Hosts;
 use crate::publish::record_filter::{NodeLister, RecordFilter};
-use crate::publish::{Publisher, RecordStore};
 use crate::registry::peers::Peers;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::LoadedServerFiles;
+use tunnel_base::record_store::RecordStore;
 use tunnel_net::tls::IdentityFiles;
 
 /// Publishes the nodes of this server if that is configured. `grpc` is the port of all servers.

@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1::ConfigMap as Object;
 use serde_json::json;
 
 use tunnel_base::drain::{Drain, Drained};
+use tunnel_base::record_store::RecordStore as _;
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, ServerLivenessProbe};
+use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords};
 use tunnel_kube::endpoint_watch::EndpointWatch;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
@@ -187,14 +188,12 @@ fn peers_are_found_by_the_endpoints_of_their_service() {
 }
 
 fn server_at(kubernetes: &Kubernetes, server: IpAddr, name: &str) -> ConfigMapRecords {
-    let (cluster, liveness) =
-        (cluster(kubernetes), ServerLivenessProbe::new(|_| Box::pin(std::future::ready(false))));
     ConfigMapRecords::new(ConfigMapParams {
-        cluster,
+        cluster: cluster(kubernetes),
         name: name.to_owned(),
         server,
         endpoints: None,
-        liveness,
+        liveness: Box::new(|_| Box::pin(std::future::ready(false))),
     })
 }
 

@@ -9,6 +9,7 @@ pub mod logging;
 pub mod metrics;
 pub mod policy;
 pub mod process;
+pub mod record_store;
 pub mod refusal_log;
 pub mod serde_forms;
 mod serde_text;

@@ -1,6 +1,7 @@
 //! Records in a ConfigMap that several servers and people share, in the form of SuperEdge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::ready;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tracing::{debug, info};
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use tunnel_base::addresses::cluster_state::ServiceEndpoints;
 use tunnel_base::policy::hosts_lines;
+use tunnel_base::record_store::{PublishError, RecordStore};
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
 /// removed.
@@ -28,7 +30,7 @@ pub struct ConfigMapRecords {
 }
 
 /// A ConfigMap, and what to write there.
-#[derive(Debug)]
+#[derive(derive_more::Debug)]
 pub struct ConfigMapParams {
     /// Cluster with the ConfigMap, which is in the server's namespace.
     pub cluster: Cluster,
@@ -38,14 +40,14 @@ pub struct ConfigMapParams {
     pub server: IpAddr,
     /// Endpoints of all servers. Without them, lines of dead servers remain.
     pub endpoints: Option<watch::Receiver<ServiceEndpoints>>,
-    /// Probe for servers that are not ready but may be alive.
-    pub liveness: ServerLivenessProbe,
+    /// Tells whether a server that is not ready lives. It must return true only for a server that has answered: one that
+    /// was not reached is considered dead.
+    #[debug(skip)]
+    pub liveness: Box<ServerLivenessProbe>,
 }
 
 /// A probe that determines whether a server is alive.
-#[derive(derive_more::Debug)]
-#[debug("ServerLivenessProbe")]
-pub struct ServerLivenessProbe(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
+pub type ServerLivenessProbe = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
 
 /// The reason why the ConfigMap could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -79,11 +81,28 @@ pub enum ConfigMapError {
     },
 }
 
-impl ServerLivenessProbe {
-    /// Creates a probe. `probe` must return true only for a server that has answered: one that was not reached is
-    /// considered dead.
-    pub fn new(probe: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
-        Self(Box::new(probe))
+impl RecordStore for ConfigMapRecords {
+    /// Also removes lines of servers that have been absent for a while. Cancel safe.
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async { Ok(self.change(records, true).await?) })
+    }
+
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+        Box::pin(async { Ok(self.change(&BTreeSet::new(), false).await?) })
+    }
+
+    /// Returns those that had lines in the servers' form when the ConfigMap was last read.
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
+        Box::pin(ready(self.servers.clone()))
+    }
+
+    fn due(&self) -> Instant {
+        let next_check = Instant::now() + REWRITE_INTERVAL;
+        self.sweeps.values().min().map_or(next_check, |sweep| next_check.min(*sweep))
+    }
+
+    fn debounce_time(&self) -> Duration {
+        DEBOUNCE
     }
 }
 
@@ -91,28 +110,6 @@ impl ConfigMapRecords {
     /// Creates the store; sends no request.
     pub fn new(settings: ConfigMapParams) -> Self {
         Self { settings, api: None, sweeps: HashMap::new(), servers: BTreeSet::new() }
-    }
-
-    /// Replaces our lines with these, and removes lines of servers that have been absent for a while. Cancel safe: a
-    /// write in progress may or may not have happened.
-    pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), ConfigMapError> {
-        self.change(records, true).await
-    }
-
-    /// Removes our lines.
-    pub async fn withdraw(&mut self) -> Result<(), ConfigMapError> {
-        self.change(&BTreeSet::new(), false).await
-    }
-
-    /// Returns the addresses that had lines in the servers' form when the ConfigMap was last read.
-    pub fn servers(&self) -> BTreeSet<IpAddr> {
-        self.servers.clone()
-    }
-
-    /// Returns the time of the next check without changes here.
-    pub fn due(&self) -> Instant {
-        let next_check = Instant::now() + REWRITE_INTERVAL;
-        self.sweeps.values().min().map_or(next_check, |sweep| next_check.min(*sweep))
     }
 
     async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
@@ -186,7 +183,7 @@ impl ConfigMapRecords {
         let overdue = self.sweeps.iter().filter(|(_, sweep_at)| **sweep_at <= now).map(|(ip, _)| *ip);
         let (unready, mut dead): (BTreeSet<_>, BTreeSet<_>) =
             overdue.partition(|ip| known.unready.contains(ip));
-        let lives = join_all(unready.iter().map(|ip| (self.settings.liveness.0)(*ip))).await;
+        let lives = join_all(unready.iter().map(|ip| (self.settings.liveness)(*ip))).await;
         for (ip, lives) in unready.into_iter().zip(lives) {
             if lives {
                 self.sweeps.insert(ip, sweep_after(now));
@@ -270,7 +267,7 @@ const STALE_AFTER: Duration = Duration::from_secs(20);
 const SPREAD: Duration = Duration::from_secs(10);
 
 /// Debounce time of changes: each write sends the whole text.
-pub const DEBOUNCE: Duration = Duration::from_millis(200);
+const DEBOUNCE: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests;

@@ -12,8 +12,8 @@ use prost::Message as _;
 use tonic::Status;
 use tunnel::etcd::EtcdClient;
 use tunnel::etcd::wire::{LeaseGrantResponse, LeaseKeepAliveResponse};
-use tunnel::publish::RecordStore as _;
 use tunnel::publish::etcd::EtcdRecords;
+use tunnel_base::record_store::RecordStore as _;
 
 use super::etcd::{Answer, Call, connection};
 

@@ -5,17 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::cluster::ClusterSettings;
 use crate::kubernetes::ServerPods;
 use crate::kubernetes::api::server::access;
-use crate::publish::{PublishError, RecordStore};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
-use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, DEBOUNCE, ServerLivenessProbe};
+use tunnel_base::record_store::RecordStore;
+use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords};
 use tunnel_kube::endpoint_watch::EndpointWatch;
 use tunnel_kube::node_watch::NodeWatch;
 
@@ -45,30 +44,8 @@ pub(crate) fn records(
 ) -> Box<dyn RecordStore> {
     let cluster = access(cluster);
     let endpoints = pods.map(|pods| pods.endpoints.clone());
-    let liveness = ServerLivenessProbe::new(lives);
+    let liveness = Box::new(lives);
     Box::new(ConfigMapRecords::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
-}
-
-impl RecordStore for ConfigMapRecords {
-    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::write(self, records).await?) })
-    }
-
-    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::withdraw(self).await?) })
-    }
-
-    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
-        Box::pin(std::future::ready(Self::servers(self)))
-    }
-
-    fn due(&self) -> Instant {
-        Self::due(self)
-    }
-
-    fn debounce_time(&self) -> std::time::Duration {
-        DEBOUNCE
-    }
 }
 
 /// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value. Problems with the
