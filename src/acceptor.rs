@@ -53,16 +53,16 @@ impl SessionAcceptor {
 
     /// Answers an offer and serves its session in its own task. Returns at once, for use on a read loop.
     pub fn serve_incoming(&self, offer: IncomingSession) {
-        let span = info_span!("session", session = %offer.id(), target = %offer.target());
+        let span = info_span!("session", session = %offer.id(), target = %offer.target);
         let this = self.clone();
         self.drain.spawn(span, async move { this.serve(offer).await });
     }
 
     async fn serve(&self, offer: IncomingSession) {
-        let mut access = AccessLogEntry::start(LISTENER, offer.client().to_owned());
+        let mut access = AccessLogEntry::start(LISTENER, offer.client.clone());
         access.id = Some(offer.id());
         access.node = self.dialer.node().cloned();
-        access.target = Some(offer.target().clone());
+        access.target = Some(offer.target.clone());
         let started = Instant::now();
         let dialled = tokio::select! {
             biased;
@@ -86,7 +86,7 @@ impl SessionAcceptor {
             Ok((TargetConnection::Tcp(socket), judged)) => self.carry(offer, access, judged, socket).await,
             Ok((TargetConnection::Tls(stream), judged)) => self.carry(offer, access, judged, *stream).await,
             Err(refusal) => {
-                let from = address(offer.client());
+                let from = address(&offer.client);
                 access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics);
                 offer.refuse(refusal);
             }
@@ -107,8 +107,8 @@ impl SessionAcceptor {
     }
 
     async fn dial(&self, offer: &IncomingSession) -> Result<(TargetConnection, DialRight), SessionError> {
-        let target = offer.target();
-        let until = Instant::now() + offer.dial_timeout();
+        let target = &offer.target;
+        let until = Instant::now() + offer.dial_timeout;
         let tls = match (&self.tls, offer.category()) {
             (_, category) if category != SessionCategory::Https => None,
             (Some(tls), _) => Some(tls),
@@ -117,7 +117,7 @@ impl SessionAcceptor {
                 return Err(SessionError::new(ErrorCode::NotAllowed, reason));
             }
         };
-        let DialledTarget { socket, right } = self.dialer.dial(target, offer.dial_timeout()).await?;
+        let DialledTarget { socket, right } = self.dialer.dial(target, offer.dial_timeout).await?;
         let Some(tls) = tls else { return Ok((TargetConnection::Tcp(socket), right)) };
         let stream = tls.connect(socket, target, until, &self.pool).await?;
         Ok((TargetConnection::Tls(Box::new(stream)), right))

@@ -307,8 +307,8 @@ pub struct DeniedRequest {
 /// connection limiter must not end it.
 #[derive(Debug)]
 pub struct Admission {
-    context: Arc<ListenerContext>,
-    client: AdmittedClient,
+    pub(crate) context: Arc<ListenerContext>,
+    pub(crate) client: AdmittedClient,
     /// Notified once the head is read.
     head_is_read: Arc<Notify>,
     permit: ClientPermit,
@@ -369,24 +369,9 @@ impl Admission {
         self.client.server_name = name.map(str::to_owned);
     }
 
-    /// Returns the client, as its connection has shown it.
-    pub(crate) fn client(&self) -> &AdmittedClient {
-        &self.client
-    }
-
     /// Returns the permit of the client's connection, while it has one.
     pub(crate) fn permit(&self) -> Option<&Arc<Permit>> {
         if let ClientPermit::Connection(permit) = &self.permit { Some(permit) } else { None }
-    }
-
-    /// Returns the client's address.
-    pub fn from(&self) -> SocketAddr {
-        self.client.from
-    }
-
-    /// Returns the listener's context.
-    pub fn context(&self) -> &Arc<ListenerContext> {
-        &self.context
     }
 
     /// Checks the request and opens the session; counts and logs it. An error in `request` is reported only to clients

@@ -222,7 +222,7 @@ impl Edge {
     pub fn validate(settings: &Settings, startup: &mut StartupErrorCollector) {
         // The errors are in `startup`.
         let _ = prepare(settings, startup);
-        if startup.is_check() {
+        if startup.is_check {
             for (key, file) in settings.certificates() {
                 startup.check_dates(&key, &file);
             }

@@ -99,7 +99,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
     let settings = serve::read(role, &config, kubeconfig, variable, &mut startup);
     let refused = match runtime(role) {
         Ok(runtime) => {
-            let mut served = runtime.block_on(serve(settings, startup, logs.level()));
+            let mut served = runtime.block_on(serve(settings, startup, logs.level.clone()));
             let mut startup = StartupErrorCollector::default();
             // A log directory or a port that cannot be used is no error of the file. Its rights must not give way to
             // older ones for that.
@@ -111,7 +111,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
                 && let Some(copy) = serve::read_copy(&config, kubeconfig, variable, &mut startup)
             {
                 report(errors, &config, "starting from the last good copy of this config");
-                served = runtime.block_on(serve(copy, startup, logs.level()));
+                served = runtime.block_on(serve(copy, startup, logs.level.clone()));
             }
             match served {
                 Ok(drained) => {
@@ -128,7 +128,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
         }
     };
     report(&refused, &config, "not started");
-    if logs.are_in_files_only() {
+    if logs.in_files_only {
         // The person who started it reads stderr.
         LoggingGuard::on_stderr(args.log_format == Format::Json, || report(&refused, &config, "not started"));
     }

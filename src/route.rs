@@ -238,7 +238,7 @@ impl SessionRouter {
         let node = parked.node().clone();
         let far = self.paths.call(&node);
         let mut search = PathSearch::new(&*self.paths, &node, parked.instance(), until, self.chance);
-        search.restart_after_pause(parked.consecutive_losses()).await;
+        search.restart_after_pause(parked.consecutive_losses).await;
         while parked.needs_path() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {

@@ -306,7 +306,7 @@ impl Server {
     pub fn validate(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
         // The errors are in `startup`.
         let _ = PreparedServer::new(settings, startup);
-        if startup.is_check() {
+        if startup.is_check {
             for (key, file) in settings.server_certificates() {
                 startup.check_dates(&key, &file);
             }

@@ -30,7 +30,8 @@ pub struct StartupErrorCollector {
     errors: Vec<StartupError>,
     /// Valid keys that the config sets, if it has errors: only these are checked further. `None` checks all keys.
     given: Option<BTreeSet<String>>,
-    is_check: bool,
+    /// Whether this is only a check.
+    pub(crate) is_check: bool,
     /// The config's spelling of keys.
     spelling: KeySpellings,
     /// Requested ports, each with its key.
@@ -83,11 +84,6 @@ impl StartupErrorCollector {
     /// Returns the number of errors so far.
     pub fn errors(&self) -> usize {
         self.errors.len()
-    }
-
-    /// Returns true if the files are only checked, without a start.
-    pub fn is_check(&self) -> bool {
-        self.is_check
     }
 
     /// Returns the settings and warnings of a parsed config, and records its errors. If there are errors, warnings are

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use tokio::time::sleep;
+use tokio::time::timeout;
 use tracing::warn;
 
 use crate::admin::readiness::Readiness;
@@ -77,12 +77,9 @@ pub(super) async fn follow(
             }
             readiness.set_degraded(AUDIT_CONDITION, room);
         }
-        tokio::select! {
-            biased;
-            () = drain.draining() => return,
-            // The watcher keeps the sender.
-            _ = changes.changed() => {}
-            () = sleep(INTERVAL) => {}
+        // The watcher keeps the sender.
+        if drain.run_until(timeout(INTERVAL, changes.changed())).await.is_none() {
+            return;
         }
     }
 }

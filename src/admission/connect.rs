@@ -50,9 +50,9 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
             match read_head(socket, admission).await {
                 Ok(head) => head,
                 Err(BadHead { reason, mut socket, rejected }) => {
-                    let refusals = &admission.context().metrics.refusals;
+                    let refusals = &admission.context.metrics.refusals;
                     limited!(
-                        reason == SSH && refusals.may_log(SSH, admission.from().ip()) => warn,
+                        reason == SSH && refusals.may_log(SSH, admission.client.from.ip()) => warn,
                         hint = NO_SSH, "ssh client connected without a proxy command"
                     );
                     // A bad head passes the checks like a request: it is counted, and a forbidden client learns no more

@@ -55,8 +55,8 @@ pub(crate) async fn forward<C: Connection>(
 ) -> AdmissionOutcome<C> {
     // hyper keeps the client's connection, and each request goes through the forwarder.
     socket.set_reset_on_drop(true);
-    let context = Arc::clone(admission.context());
-    let source = Source::of(admission.from().ip());
+    let context = Arc::clone(&admission.context);
+    let source = Source::of(admission.client.from.ip());
     let permit = admission.permit().cloned();
     // Cancelled when another connection takes this one's place.
     let evicted = permit.as_ref().map(|permit| permit.revoked()).unwrap_or_default();

@@ -47,7 +47,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
         if connects {
             ConnectProtocol.handshake(socket, admission).await
         } else {
-            let is_server = admission.context().uplink.is_none();
+            let is_server = admission.context.uplink.is_none();
             forward(socket, admission, None, &|head: &Parts| parse_plain(head, is_server)).await
         }
     }

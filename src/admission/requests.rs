@@ -101,7 +101,7 @@ impl<'a> RequestRouter<'a> {
         let opened = authorized.open().await?;
         let Some(tls) = &self.tls else { return Ok(opened) };
         // Load the config for each session, so that a renewed certificate applies without ending sessions.
-        let encrypted = encrypted(opened, &node, tls.load(), self.admission.context().pool.clone());
+        let encrypted = encrypted(opened, &node, tls.load(), self.admission.context.pool.clone());
         encrypted.await.map_err(|error| self.failed(Denial::TargetTls(error)))
     }
 

@@ -102,7 +102,7 @@ async fn greet(version: u8, socket: &mut TcpStream, admission: &Admission) -> Re
     admission.mark_active();
     if version != VERSION {
         limited!(
-            admission.context().metrics.refusals.may_log(NOT_SOCKS5, admission.from().ip()) => warn,
+            admission.context.metrics.refusals.may_log(NOT_SOCKS5, admission.client.from.ip()) => warn,
             first_byte = version,
             hint = "use socks5h://HOST:PORT as the proxy",
             "client does not speak SOCKS5"

@@ -110,7 +110,7 @@ async fn a_protocol_only_parses_the_request_and_writes_the_answer() {
     let mut client = served.client("node1:22\n").await;
     let offer = served.offered.recv().await.unwrap();
     let uid = client.peer_cred().unwrap().uid();
-    let request = (offer.target().to_string(), offer.client().to_owned());
+    let request = (offer.target.to_string(), offer.client.clone());
     assert_eq!(request, ("node1:22".into(), format!("uid {uid}@127.0.0.1:0")));
     let mut far = offer.accept();
     let mut received = [0; 3];

@@ -22,7 +22,8 @@ use tunnel_proto::printable::one_line as clean;
 #[display("{at}")]
 pub(crate) struct AdminClient {
     at: AdminApiEndpoint,
-    choice: String,
+    /// Names the process that was chosen among several, and the others, on a line. Empty if there is only one.
+    pub(crate) choice: String,
 }
 
 #[derive(derive_more::Display)]
@@ -69,11 +70,6 @@ impl AdminClient {
         };
         let choice = choice(&socket.display().to_string(), sockets);
         Ok(Self { choice, at: AdminApiEndpoint::Socket(socket) })
-    }
-
-    /// Names the process that was chosen among several, and the others, on a line. Empty if there is only one.
-    pub(crate) fn choice(&self) -> &str {
-        &self.choice
     }
 
     /// Requests a path. Returns the body of the response.

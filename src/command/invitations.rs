@@ -135,7 +135,7 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
     if args.output == Format::Json {
         return Ok(answer);
     }
-    let choice = api.choice();
+    let choice = &api.choice;
     let cloud = shell_word(&cloud);
     let lasting = format_duration(args.lasting);
     Ok(match &invitee {
@@ -230,20 +230,20 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<Str
         InvitationsCommand::List { output } => {
             let answer = api.get("/invitations").await?;
             let all: Vec<ListedEnrolment> = api.parse(&answer)?;
-            Ok(if output == Format::Json { answer } else { api.choice().to_owned() + &tables(&all) })
+            Ok(if output == Format::Json { answer } else { api.choice.clone() + &tables(&all) })
         }
         InvitationsCommand::Revoke { key: Some(key), with_nodes, .. } => {
             let body = json!({ "key": key, "with_nodes": with_nodes });
             api.post("/revocations", body.to_string()).await?;
             let end =
                 if with_nodes { "the links of its nodes close within 10 s" } else { "its nodes remain" };
-            Ok(format!("{}revoked; {end}\n", api.choice()))
+            Ok(format!("{}revoked; {end}\n", api.choice))
         }
         InvitationsCommand::Revoke { node, user, device, .. } => {
             let subject = subject(node.as_ref(), user.as_ref(), device.as_ref())?;
             let body = json!({ "subject": subject.to_string() });
             api.post("/revocations", body.to_string()).await?;
-            let choice = api.choice();
+            let choice = &api.choice;
             Ok(match &subject {
                 Invitee::Node(_) | Invitee::Nodes(_) => format!(
                     "{choice}revoked; the links of {subject} close within 10 s\nto add {subject} again, here:\n  \

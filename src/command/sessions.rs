@@ -79,12 +79,12 @@ pub async fn run(args: SessionsArgs, env: &Environment) -> Result<String, Comman
             let status: StatusResponse = api.parse(&api.get("/status").await?)?;
             return Ok(match args.output {
                 Format::Json => json(&SessionList { now: status.now, sessions: status.sessions }),
-                Format::Text => api.choice().to_owned() + &text(&status),
+                Format::Text => api.choice.clone() + &text(&status),
             });
         };
         let selection = json(&SessionSelection { id, user, node });
         let EndSessionsReply { ended } = api.parse(&api.post("/sessions/end", selection).await?)?;
-        Ok(format!("{}{ended} session{} ended", api.choice(), if ended == 1 { "" } else { "s" }))
+        Ok(format!("{}{ended} session{} ended", api.choice, if ended == 1 { "" } else { "s" }))
     };
     query(args.socket, &["server", "edge"], env, work).await
 }

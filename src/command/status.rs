@@ -84,7 +84,7 @@ async fn report(api: &AdminClient, output: Format) -> Result<String, CommandErro
         let nodes = nodes_text(&all, false, false);
         if nodes.is_empty() { nodes } else { format!("\n\n{nodes}") }
     };
-    Ok(api.choice().to_owned() + &text(&status_report) + &others)
+    Ok(api.choice.clone() + &text(&status_report) + &others)
 }
 
 /// Shows the status like [`status`] again and again, until `until` ends. Each `show` replaces the terminal's content.
@@ -140,9 +140,9 @@ pub async fn nodes(args: NodesArgs, env: &Environment) -> Result<String, Command
             NodesFormat::Name => names(all.nodes.iter().map(|node| &node.name)),
             NodesFormat::Ansible if down => ssh::inventory(all.down.iter().map(|node| node.name.as_str()))?,
             NodesFormat::Ansible => ssh::inventory(all.nodes.iter().map(|node| node.name.as_str()))?,
-            NodesFormat::Text | NodesFormat::Wide if down => api.choice().to_owned() + &down_text(&all),
+            NodesFormat::Text | NodesFormat::Wide if down => api.choice.clone() + &down_text(&all),
             NodesFormat::Text | NodesFormat::Wide => {
-                api.choice().to_owned() + &nodes_text(&all, true, output == NodesFormat::Wide)
+                api.choice.clone() + &nodes_text(&all, true, output == NodesFormat::Wide)
             }
         })
     };

@@ -41,8 +41,8 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
         let Some(permit) = admission.permit() else {
             return AdmissionOutcome::Failed { reason: "tls", socket: None };
         };
-        let refusals = &admission.context().metrics.refusals;
-        match self.port.accept(socket, admission.from(), permit, refusals).await {
+        let refusals = &admission.context.metrics.refusals;
+        match self.port.accept(socket, admission.client.from, permit, refusals).await {
             Ok((stream, certificate)) => {
                 if let Some(certificate) = certificate {
                     admission.prove(ClientIdentity::Certificate(certificate));

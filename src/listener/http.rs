@@ -174,11 +174,11 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
 
     async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
         let tls = self.target_tls.clone();
-        let server_name = admission.client().server_name.clone();
+        let server_name = admission.client.server_name.clone();
         let default_port = if self.is_tls { 443 } else { 80 };
-        let context = admission.context().clone();
-        let proof = admission.client().proof.clone();
-        let from = admission.from().ip();
+        let context = admission.context.clone();
+        let proof = admission.client.proof.clone();
+        let from = admission.client.from.ip();
         // The server's certificate for targets may have rights over every node, so each client needs a certificate,
         // too.
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));

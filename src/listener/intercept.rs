@@ -346,7 +346,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
         socket.set_reset_on_drop(true);
-        let (node, target) = match self.requested(&socket, admission.from().ip()) {
+        let (node, target) = match self.requested(&socket, admission.client.from.ip()) {
             Ok(requested) => requested,
             Err(reason) => return AdmissionOutcome::Failed { reason, socket: None },
         };

@@ -273,7 +273,7 @@ impl ListenerProtocol<TcpStream> for TcpProtocol {
     type Connection = TcpStream;
 
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
-        let client = admission.from();
+        let client = admission.client.from;
         let Some(opened) = admission.open_at(socket.remote_reset(), self.node(), &self.target).await else {
             return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None };
         };

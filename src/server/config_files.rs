@@ -177,7 +177,7 @@ pub(crate) fn edge_ca(settings: &ServerConfig) -> Option<&PathBuf> {
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
 /// nodes; `config check` reads them here.
 fn publisher(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
-    if !startup.is_check() {
+    if !startup.is_check {
         return;
     }
     for (table, etcd) in settings.etcds() {

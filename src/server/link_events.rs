@@ -226,7 +226,7 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
     }
     let from = request.from().clone();
     let Some(offer) = request.offer() else { return };
-    match target_at_node(offer.target(), offer.node(), offer.id(), shared) {
+    match target_at_node(&offer.target, offer.node(), offer.id(), shared) {
         None => shared.acceptor.serve_incoming(offer),
         Some((node, target)) => {
             let session = offer.id();

@@ -121,7 +121,7 @@ impl Place {
 
     /// Answers an offer to this process.
     pub(crate) async fn answer(self, offer: IncomingSession) {
-        let number = usize::from(offer.target().port) - 1;
+        let number = usize::from(offer.target.port) - 1;
         let end_id = acceptor(self.at);
         self.ledger.offered(number, end_id);
         tokio::select! {

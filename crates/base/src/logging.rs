@@ -46,8 +46,10 @@ pub struct LogSettings {
 #[derive(Debug)]
 #[must_use = "dropping it stops the log writers"]
 pub struct LoggingGuard {
-    level: LogLevelHandle,
-    in_files_only: bool,
+    /// Changes the level.
+    pub level: LogLevelHandle,
+    /// Whether nothing is logged to stderr.
+    pub in_files_only: bool,
     _writers: Vec<WorkerGuard>,
 }
 
@@ -114,16 +116,6 @@ impl LoggingGuard {
         // Fails only if logging was already started.
         let _ = all.try_init();
         (Self { level, in_files_only, _writers: writers }, unusable)
-    }
-
-    /// Returns a handle that changes the level.
-    pub fn level(&self) -> LogLevelHandle {
-        self.level.clone()
-    }
-
-    /// Returns true if nothing is logged to stderr.
-    pub fn are_in_files_only(&self) -> bool {
-        self.in_files_only
     }
 
     /// Runs `work` and writes its log lines directly to stderr, and nowhere else.

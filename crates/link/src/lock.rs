@@ -5,7 +5,6 @@
 //!
 //! A guard cannot be sent to another thread, so a task that holds one across an await does not compile.
 
-use std::ops::{Deref, DerefMut};
 use std::task::{Context, Waker};
 
 /// A mutex; see the top of this module.
@@ -13,8 +12,10 @@ use std::task::{Context, Waker};
 pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
 
 /// Access to the value of a locked [`Mutex`].
-#[derive(Debug)]
+#[derive(Debug, derive_more::Deref, derive_more::DerefMut)]
 pub(crate) struct MutexGuard<'a, T> {
+    #[deref(forward)]
+    #[deref_mut(forward)]
     value: parking_lot::MutexGuard<'a, T>,
     #[cfg(debug_assertions)]
     _held: held::Held,
@@ -38,20 +39,6 @@ impl<T> Mutex<T> {
             #[cfg(debug_assertions)]
             _held,
         }
-    }
-}
-
-impl<T> Deref for MutexGuard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.value
-    }
-}
-
-impl<T> DerefMut for MutexGuard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.value
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::time::Duration;
-use std::{fmt, io, iter};
+use std::{io, iter};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -18,7 +18,8 @@ use tunnel_proto::names::Target;
 use tunnel_proto::printable::printable;
 
 /// The proxy for connections to servers, and the targets that are dialled without it.
-#[derive(Clone)]
+#[derive(derive_more::Debug, Clone)]
+#[debug("Proxy({}{at})", if authorization.is_some() { "***@" } else { "" })]
 pub struct OutboundProxy {
     at: Target,
     /// Value of `Proxy-Authorization`. A secret that is never displayed.
@@ -127,13 +128,6 @@ impl OutboundProxy {
         } else {
             Err(io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP/1"))
         }
-    }
-}
-
-impl fmt::Debug for OutboundProxy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let credentials = if self.authorization.is_some() { "***@" } else { "" };
-        write!(f, "Proxy({credentials}{})", self.at)
     }
 }
 

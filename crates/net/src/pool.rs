@@ -1,7 +1,6 @@
 //! A pool of read buffers of 64 KiB, so that reading costs no page faults.
 
 use std::mem;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,9 +14,11 @@ pub struct BufferPool(Arc<Mutex<IdleBuffers>>);
 /// A read buffer of [`BUFFER`] bytes, returned to its pool on drop.
 ///
 /// It still contains bytes of earlier reads: only bytes that a read has just filled are valid.
-#[derive(derive_more::Debug)]
+#[derive(derive_more::Debug, derive_more::Deref, derive_more::DerefMut)]
 #[debug("PooledBuffer({})", bytes.len())]
 pub struct PooledBuffer {
+    #[deref(forward)]
+    #[deref_mut(forward)]
     bytes: Box<[u8]>,
     home: Arc<Mutex<IdleBuffers>>,
 }
@@ -72,20 +73,6 @@ impl PooledBuffer {
         } else {
             Bytes::from_owner(filled)
         }
-    }
-}
-
-impl Deref for PooledBuffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl DerefMut for PooledBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
     }
 }
 

@@ -102,12 +102,10 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         let mut look_now = requests();
         loop {
             let pause = if seen.unsettled.is_some() { DEBOUNCE } else { CHECK_INTERVAL };
-            tokio::select! {
-                biased;
-                () = status.files.drain.draining() => return,
-                // The sender is never dropped.
-                _ = look_now.changed() => {}
-                () = tokio::time::sleep(pause) => {}
+            // The sender is never dropped.
+            let waited = tokio::time::timeout(pause, look_now.changed());
+            if status.files.drain.run_until(waited).await.is_none() {
+                return;
             }
             let Some(value) = watched.upgrade().map(Self) else {
                 status.set_readable();

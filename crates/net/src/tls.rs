@@ -117,7 +117,7 @@ impl TlsServerConfig {
             warn!(file = %self.identity.cert.display(), %warning, "problem with the server certificate");
         }
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(self.params.versions())
+            .with_protocol_versions(self.params.versions)
             .map_err(text)?;
         let users = match &self.clients {
             ClientAuth::Links(links) => links.user_certs(&identity.cert),

@@ -49,7 +49,7 @@ async fn serve_head(head: &[u8]) -> (AdmissionOutcome<TcpStream>, TcpStream, Opt
     client.write_all(head).await.unwrap();
     let mut target = None;
     let done = served(server, async |offer| {
-        target = Some(offer.target().to_string());
+        target = Some(offer.target.to_string());
         offer.accept()
     })
     .await;

@@ -162,11 +162,7 @@ impl Peer {
                 }
             };
             // Independent of requests: an unreachable server is not dialled for each client.
-            tokio::select! {
-                () = drain.draining() => {}
-                () = self.dismissed.cancelled() => {}
-                () = sleep(pause) => {}
-            }
+            drain.run_until(self.dismissed.run_until_cancelled(sleep(pause))).await;
             if !self.listed.load(Relaxed) {
                 break;
             }

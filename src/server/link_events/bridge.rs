@@ -99,7 +99,7 @@ impl BridgeTarget {
             Self::Node(node, target) => (node, target),
         };
         let category = offer.category();
-        let client = offer.client().to_owned();
+        let client = offer.client.clone();
         let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
         let opened = shared.route.open(request).await;
         opened.map_err(|error| match error.why {
@@ -120,15 +120,15 @@ async fn open_plain(
     plain: &Arc<Link>,
     shared: &ServerContext,
 ) -> Result<Session, SessionError> {
-    let client = offer.client().to_owned();
+    let client = offer.client.clone();
     let table = &shared.link_context.table;
     let node = offer.node();
-    let opening = table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER);
+    let opening = table.open(node.clone(), offer.target.clone(), offer.category(), client, LISTENER);
     let opening = opening.map_err(|TableFull| {
         SessionError::new(ErrorCode::Overloaded, "too many concurrent sessions on that server")
     })?;
     opening.ask(plain, None);
-    match timeout(offer.dial_timeout(), opening.answer()).await {
+    match timeout(offer.dial_timeout, opening.answer()).await {
         Ok(OpenOutcome::Open) => Ok(opening.into_session()),
         Ok(OpenOutcome::Refused(refusal)) => Err(refusal),
         Ok(OpenOutcome::NoPath) => {
@@ -136,7 +136,7 @@ async fn open_plain(
             Err(SessionError::new(ErrorCode::NodeNotConnected, why))
         }
         Err(_) => {
-            let why = format!("node {node} did not answer within {:?}", offer.dial_timeout());
+            let why = format!("node {node} did not answer within {:?}", offer.dial_timeout);
             Err(SessionError::new(ErrorCode::TargetTimeout, why))
         }
     }

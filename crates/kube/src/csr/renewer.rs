@@ -28,7 +28,8 @@ use tunnel_net::tls::certificate::{NotAfter, date};
 #[derive(Debug)]
 pub struct CertificateRenewer {
     cluster: Cluster,
-    profile: Profile,
+    /// What the certificate is for.
+    pub profile: Profile,
     file: PathBuf,
     lifetime: Option<Duration>,
     names: CertificateNameSource,
@@ -58,11 +59,6 @@ impl CertificateRenewer {
         lifetime: Option<Duration>,
     ) -> Self {
         Self { cluster, profile, file, lifetime, names, chance: rand::random(), last_requested: None }
-    }
-
-    /// Returns the profile.
-    pub fn profile(&self) -> Profile {
-        self.profile
     }
 
     /// Completes once the file holds a valid certificate, immediately if it already does. Retries endlessly and logs

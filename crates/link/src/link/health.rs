@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use educe::Educe;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
@@ -14,8 +15,10 @@ use crate::liveness::{CONFIRM_AFTER, LivenessSigns, PAUSE, PROBED, Suspicion, WA
 use tunnel_proto::frame::FrameKind;
 
 /// What is known of a link's life without its lock, and who waits for changes.
-#[derive(Debug)]
+#[derive(Debug, Educe)]
+#[educe(Default)]
 pub(crate) struct LinkHealth {
+    #[educe(Default = Instant::now())]
     made: Instant,
     /// The other times are in milliseconds since then. This one is that of the last data from the remote.
     received: AtomicU64,
@@ -25,8 +28,10 @@ pub(crate) struct LinkHealth {
     answered_at: AtomicU64,
     /// Time when the remote was last asked to link elsewhere; 0 if it was not.
     move_requested_at: AtomicU64,
+    #[educe(Default = AtomicU64::new(INITIAL_RTT_MICROS))]
     latest_rtt_micros: AtomicU64,
     /// [`u64::MAX`] before the first answer to a ping.
+    #[educe(Default = AtomicU64::new(u64::MAX))]
     min_rtt_micros: AtomicU64,
     /// Notified at each answer to a ping.
     answered: Notify,
@@ -36,24 +41,6 @@ pub(crate) struct LinkHealth {
     unresponsive: Notify,
     /// Notified when sessions become active after a pause.
     active: Notify,
-}
-
-impl Default for LinkHealth {
-    fn default() -> Self {
-        Self {
-            made: Instant::now(),
-            received: AtomicU64::new(0),
-            watched_until: AtomicU64::new(0),
-            answered_at: AtomicU64::new(0),
-            move_requested_at: AtomicU64::new(0),
-            latest_rtt_micros: AtomicU64::new(INITIAL_RTT_MICROS),
-            min_rtt_micros: AtomicU64::new(u64::MAX),
-            answered: Notify::new(),
-            check: Notify::new(),
-            unresponsive: Notify::new(),
-            active: Notify::new(),
-        }
-    }
 }
 
 impl LinkHealth {

@@ -43,9 +43,12 @@ pub enum OpenOutcome {
 #[must_use = "dropping an offer refuses it"]
 pub struct IncomingSession {
     pub(super) session: Session,
-    pub(super) target: Target,
-    pub(super) client: String,
-    pub(super) dial_timeout: Duration,
+    /// The target to dial.
+    pub target: Target,
+    /// The client at the opener's end, for the log. It is the remote's text: printable, at most 200 bytes.
+    pub client: String,
+    /// How long the dial may take, so that the opener gets the answer in time.
+    pub dial_timeout: Duration,
 }
 
 /// The right to search for a path of an opener's session, from
@@ -56,7 +59,8 @@ pub struct IncomingSession {
 #[derive(Debug)]
 pub struct PathSearchRight {
     pub(super) shared: Arc<SharedSession>,
-    pub(super) consecutive_losses: u32,
+    /// Number of earlier consecutive losses of its path without a byte moved in between.
+    pub consecutive_losses: u32,
     /// Whether another one may search, because the session needed no path when this one checked.
     pub(super) is_released: bool,
 }
@@ -131,21 +135,6 @@ impl IncomingSession {
         &self.session.shared.key.node
     }
 
-    /// Returns the target to dial.
-    pub fn target(&self) -> &Target {
-        &self.target
-    }
-
-    /// Returns the client at the opener's end, for the log. It is the remote's text: printable, at most 200 bytes.
-    pub fn client(&self) -> &str {
-        &self.client
-    }
-
-    /// Returns how long the dial may take, so that the opener gets the answer in time.
-    pub fn dial_timeout(&self) -> Duration {
-        self.dial_timeout
-    }
-
     /// Waits until the opener has given up.
     ///
     /// # Cancel safety
@@ -169,11 +158,6 @@ impl IncomingSession {
 }
 
 impl PathSearchRight {
-    /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
-    pub fn consecutive_losses(&self) -> u32 {
-        self.consecutive_losses
-    }
-
     /// Returns the node of its acceptor.
     pub fn node(&self) -> &NodeName {
         &self.shared.key.node

@@ -9,7 +9,7 @@ use tokio_rustls::rustls::{CipherSuite, SupportedCipherSuite, SupportedProtocolV
 #[derive(Debug, Clone)]
 pub struct TlsParams {
     provider: Arc<CryptoProvider>,
-    versions: &'static [&'static SupportedProtocolVersion],
+    pub(crate) versions: &'static [&'static SupportedProtocolVersion],
 }
 
 impl TlsParams {
@@ -47,10 +47,6 @@ impl TlsParams {
 
     pub(crate) fn provider(&self) -> Arc<CryptoProvider> {
         Arc::clone(&self.provider)
-    }
-
-    pub(crate) fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
-        self.versions
     }
 }
 

@@ -57,7 +57,7 @@ impl PeerTlsConfig {
             let provider = TlsParams::default().provider();
             let peers = PeerVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
             let config = client.config(Some((identity, cert, key)), Some(ca))?;
-            Ok(PeerTls { config: Arc::new(config), name: peers.name().clone() })
+            Ok(PeerTls { config: Arc::new(config), name: peers.name.clone() })
         })
     }
 }

@@ -47,7 +47,8 @@ pub(super) use signatures_checked_by;
 #[derive(Debug)]
 pub(crate) struct PeerVerifier {
     servers: Arc<WebPkiServerVerifier>,
-    name: ServerName<'static>,
+    /// The name that servers' certificates contain.
+    pub(crate) name: ServerName<'static>,
 }
 
 impl PeerVerifier {
@@ -74,11 +75,6 @@ impl PeerVerifier {
         let peers = Self { servers, name };
         peers.verify(leaf, above, time_in_validity(leaf)?).map_err(|cause| unfit(&cause, &peers.name))?;
         Ok(peers)
-    }
-
-    /// Returns the name that servers' certificates contain.
-    pub(crate) fn name(&self) -> &ServerName<'static> {
-        &self.name
     }
 
     pub(super) fn verify(

@@ -25,7 +25,7 @@ pub(crate) async fn wait_issued(csr: &ServerCsrConfig) {
 pub(crate) fn keep_server(csr: &ServerCsrConfig, readiness: &Readiness, drain: &Drain) {
     for renewer in renewers(csr) {
         let readiness = readiness.clone();
-        let condition = renewer.profile().condition();
+        let condition = renewer.profile.condition();
         let report = move |state| readiness.set_degraded(condition, state);
         drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
     }
