@@ -51,7 +51,7 @@ fn is_due(link: &Link, is_crowded: bool) -> bool {
 
 /// Returns the time to wait after `asked` of `here` edges were asked, so that these are at most 1 % in a second.
 pub fn pause(asked: usize, here: usize) -> Duration {
-    INTERVAL.max(Duration::from_millis((100_000 * asked / here.max(1)) as u64))
+    INTERVAL.max(Duration::from_millis(100_000 * asked as u64 / here.max(1) as u64))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of nodes and servers")]
@@ -124,9 +124,9 @@ mod tests {
         assert_eq!(ask(&registry, &[u64::MAX, u64::MAX, 2]).0, 0, "an extreme load does not overflow");
         assert_eq!(ask(&registry, &[]).0, 0);
         assert_eq!(
-            [(0, 9), (1, 9), (1, 150), (2, 260), (50, 5000)]
+            [(0, 9), (1, 9), (1, 150), (2, 260), (50, 5000), (43_000, 4_300_000)]
                 .map(|(asked, here)| pause(asked, here).as_millis()),
-            [1000, 11_111, 1000, 1000, 1000]
+            [1000, 11_111, 1000, 1000, 1000, 1000]
         );
     }
 

@@ -77,9 +77,9 @@ impl Budget {
 
 /// Returns the number of powers of two by which a new reservation should be smaller, see [`Budget::pressure`].
 fn pressure(used: usize, limit: usize) -> u32 {
-    match used.saturating_mul(4) / limit.max(1) {
-        0 | 1 => 0,
-        2 => 2,
+    match limit.max(1) {
+        limit if used < limit.div_ceil(2) => 0,
+        limit if used < limit - limit / 4 => 2,
         _ => 4,
     }
 }
@@ -239,6 +239,15 @@ mod tests {
         let mut share = budget.try_reserve(30).unwrap();
         assert!(share.try_grow_shared(20) && !share.try_grow_shared(1) && share.try_grow(1));
         assert_eq!((share.size(), budget.used()), (51, 51));
+    }
+
+    #[test]
+    fn the_largest_budget_is_shared_like_a_small_one() {
+        for limit in [100, usize::MAX] {
+            let half = limit.div_ceil(2);
+            let used = [0, half - 1, half, limit - limit / 4, limit];
+            assert_eq!(used.map(|used| pressure(used, limit)), [0, 0, 2, 4, 4], "{limit}");
+        }
     }
 
     #[test]

@@ -271,6 +271,11 @@ mod tests {
         SendHalf::new(Budget::new(1 << 30).reservation())
     }
 
+    /// Returns a half of which the remote has received `start` bytes.
+    fn half_at(start: u64) -> SendHalf {
+        SendHalf { base: start, next: start, reached: start, written: start, limit: start, ..half() }
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
         Write(usize),
@@ -292,10 +297,10 @@ mod tests {
 
     proptest! {
         /// The remote gets every byte once and in order, for any order of writing, sending, acknowledging and
-        /// rewinding.
+        /// rewinding, also where offsets outgrow 32 bits.
         #[test]
-        fn every_byte_arrives_once_and_in_order(steps in prop::collection::vec(step(), 0..80)) {
-            let mut half = half();
+        fn every_byte_arrives_once_and_in_order(steps in prop::collection::vec(step(), 0..80), start in prop_oneof![Just(0), Just((1u64 << 32) - 5000)]) {
+            let mut half = half_at(start);
             let (mut written, mut arrived, mut limit, mut acked) = (Vec::<u8>::new(), Vec::<u8>::new(), 0u64, 0u64);
             for step in steps {
                 match step {
@@ -311,23 +316,24 @@ mod tests {
                     },
                     Step::Acknowledge(percent) => {
                         acked = acked.max(arrived.len() as u64 * percent / 100);
-                        half.acknowledge(acked, limit).unwrap();
+                        half.acknowledge(start + acked, start + limit).unwrap();
                     }
                     Step::Rewind(percent) => {
                         acked = acked.max(arrived.len() as u64 * percent / 100);
                         arrived.truncate(acked as usize);
-                        half.rewind(acked, limit).unwrap();
+                        half.rewind(start + acked, start + limit).unwrap();
                     }
-                    Step::Grant(more) => { limit += more; half.acknowledge(acked, limit).unwrap(); }
+                    Step::Grant(more) => { limit += more; half.acknowledge(start + acked, start + limit).unwrap(); }
                 }
                 prop_assert_eq!(&written[..arrived.len()], &arrived[..]);
             }
             half.finish();
-            half.acknowledge(acked, u64::MAX).unwrap();
+            half.acknowledge(start + acked, u64::MAX).unwrap();
             while let Some(bytes) = half.take(5000) { arrived.extend(bytes); }
             prop_assert_eq!(&written, &arrived);
-            prop_assert_eq!(half.take_finish(), Some(written.len() as u64 + 1));
-            half.acknowledge(written.len() as u64 + 1, 0).unwrap();
+            let end = start + written.len() as u64 + 1;
+            prop_assert_eq!(half.take_finish(), Some(end));
+            half.acknowledge(end, 0).unwrap();
             prop_assert!(half.is_done());
             prop_assert_eq!(half.cost.size(), 0);
         }
