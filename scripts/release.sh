@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the files of a release for this machine's architecture:
 #
-#   tunnel-VERSION-MACHINE-linux.tar.gz    the static program, its units, licence and changes
+#   tunnel-VERSION-MACHINE-linux.tar.gz    the static program, its units, licences and changes
 #   tunnel_VERSION_ARCH.deb                Debian package
 #   tunnel-VERSION-MACHINE-image.tar       OCI image, as an archive
 #   tunnel-VERSION-MACHINE.cdx.json        list of its dependencies, in CycloneDX
@@ -51,12 +51,14 @@ name=tunnel-$built-$(uname -m)
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 install -D -m 755 "$binary" "$tree/$name-linux/tunnel"
+licences=$tree/$name-linux/THIRD-PARTY-LICENSES.txt
+scripts/sbom.py "$licences" >"$out/$name.cdx.json"
+chmod 644 "$licences"
 install -m 644 -t "$tree/$name-linux" LICENSE README.md CHANGELOG.md deploy/systemd/*.service
 tar --sort=name --format=ustar --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$tree" \
   -c "$name-linux" | gzip -n >"$out/$name-linux.tar.gz"
-deploy/debian/build.sh "$binary" "$out" >/dev/null
-deploy/docker/archive.sh "$binary" "$out"
-scripts/sbom.py >"$out/$name.cdx.json"
+deploy/debian/build.sh "$binary" "$out" "$licences" >/dev/null
+deploy/docker/archive.sh "$binary" "$out" "$licences"
 install -m 755 deploy/install.sh "$out/install.sh"
 (cd "$out" && sha256sum -- *.tar.gz *.deb *.tar *.json install.sh >SHA256SUMS)
 ls -l "$out"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes a Debian package of a built program: deploy/debian/build.sh PROGRAM DIR
+# Makes a Debian package of a built program, and of the licences of its crates:
+#   deploy/debian/build.sh PROGRAM DIR LICENCES
 #
 #   SOURCE_DATE_EPOCH   time of all files in it, in seconds since 1970
 set -euo pipefail
@@ -25,6 +26,8 @@ install -D -m 644 -t "$tree/usr/lib/systemd/user" "$root/deploy/systemd/tunnel-p
 # The book, examples of /etc/tunnel/server.toml and edge.toml, schemas of them for editors, and channelz for grpcurl.
 doc=$tree/usr/share/doc/tunnel
 install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/* "$root/proto/channelz.proto"
+install -m 644 "${3:?LICENCES}" "$doc/THIRD-PARTY-LICENSES.txt"
+gzip -9n "$doc/THIRD-PARTY-LICENSES.txt"
 # The licence itself is on every Debian.
 seconds=${SOURCE_DATE_EPOCH:-$(date +%s)}
 cat >"$doc/copyright" <<END
@@ -35,6 +38,8 @@ Files: *
 Copyright: $(date -u -d "@$seconds" +%Y) The contributors of tunnel
 License: Apache-2.0
  The text of the license is in /usr/share/common-licenses/Apache-2.0.
+Comment:
+ The program contains other crates: THIRD-PARTY-LICENSES.txt.gz lists them.
 END
 # In Debian's format, as apt-listchanges reads it.
 gzip -9n >"$doc/changelog.gz" <<END

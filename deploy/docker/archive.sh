@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes an OCI image of a built program as an archive, without a daemon: deploy/docker/archive.sh PROGRAM DIR
+# Writes an OCI image of a built program, and of the licences of its crates, as an archive, without a daemon:
+#   deploy/docker/archive.sh PROGRAM DIR LICENCES
 #
 # The image is the one of the Dockerfile's last stage. An equal program gives an equal archive.
 #
@@ -35,6 +36,7 @@ blob() {
 }
 
 install -D -m 755 "$program" "$tree/root/usr/local/bin/tunnel"
+install -D -m 644 -t "$tree/root/usr/local/share/doc/tunnel" "$(dirname "$0")/../../LICENSE" "${3:?LICENCES}"
 mkdir -p "$tree/root/var/log/tunnel"
 chmod -R u=rwX,go=rX "$tree/root"
 chmod 1777 "$tree/root/var/log/tunnel"

@@ -102,6 +102,30 @@ fn the_tarball_contains_a_program_that_runs() {
     for name in ["LICENSE", "README.md", "CHANGELOG.md", "tunnel-edge.service", "tunnel-proxy.service"] {
         assert!(dir.join(name).is_file(), "{name}");
     }
+    // One line for each crate, then the texts, also of the C code in crates.
+    let licences = std::fs::read_to_string(dir.join("THIRD-PARTY-LICENSES.txt")).unwrap();
+    let linked = tree("normal,no-proc-macro");
+    let others = linked.iter().filter(|name| !name.starts_with("tunnel"));
+    for name in others {
+        let row = format!("\n{}: ", name.replace(" v", " "));
+        assert_eq!(licences.matches(&row).count(), 1, "{name}");
+    }
+    for text in ["Permission is hereby granted", "Apache License", "Jason Evans", "The OpenSSL Project"] {
+        assert!(licences.contains(text), "{text}");
+    }
+}
+
+/// Returns the crates of the program on this machine.
+fn tree(edges: &str) -> BTreeSet<String> {
+    let host = run("rustc", &["-vV"], None, TIMEOUT).stdout;
+    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+    let mut cargo = Command::new("cargo");
+    cargo.args(["tree", "--locked", "--package", "tunnel", "--target", host, "--edges", edges]);
+    cargo.args(["--prefix", "none", "--format", "{p}"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let tree = run_command("cargo", &mut cargo, None, 2 * TIMEOUT);
+    ok(&tree);
+    let lines = tree.stdout.lines().filter(|line| !line.is_empty());
+    lines.map(|line| line.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
 /// Installs the package in a copy of this machine's files, where `systemctl` only writes down how it is called.
@@ -128,7 +152,7 @@ fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_runni
             zcat /usr/share/man/man1/tunnel-server.1.gz | grep -c tunnel-server
             zcat /usr/share/man/man5/tunnel.toml.5.gz | grep -x \".SS server.links.listen\"
             cd /usr/share/doc/tunnel
-            ls README.md CHANGELOG.md copyright server.toml channelz.proto docs/how-to/on-a-machine.md
+            ls README.md CHANGELOG.md copyright THIRD-PARTY-LICENSES.txt.gz server.toml channelz.proto docs/how-to/on-a-machine.md
             grep -l ^User=tunnel /lib/systemd/system/tunnel-server.service /lib/systemd/system/tunnel-edge.service
             ls /usr/lib/systemd/user/tunnel-proxy.service
             ls /usr/share/bash-completion/completions/tunnel
@@ -220,6 +244,7 @@ fn the_image_is_an_oci_layout_and_serves() {
     }
     assert!(labels.contains_key("org.opencontainers.image.revision"), "{labels:?}");
 
+    assert!(image.path().join("usr/local/share/doc/tunnel/THIRD-PARTY-LICENSES.txt").is_file());
     let program = image.path().join(entrypoint[0].as_str().unwrap().trim_start_matches('/'));
     runs(&program);
     let place = TestDir::new();
@@ -254,17 +279,8 @@ fn the_list_of_dependencies_is_that_of_cargo() {
     let all = || list["components"].as_array().unwrap().iter().chain([program]);
     let field = |value: &Value, key: &str| value[key].as_str().unwrap().to_owned();
     let listed: BTreeSet<_> = all().map(|one| field(one, "name") + " v" + &field(one, "version")).collect();
-    let host = run("rustc", &["-vV"], None, TIMEOUT).stdout;
-    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
-    let mut cargo = Command::new("cargo");
-    cargo.args(["tree", "--locked", "--package", "tunnel", "--target", host, "--edges", "normal,build"]);
-    cargo.args(["--prefix", "none", "--format", "{p}"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    let tree = run_command("cargo", &mut cargo, None, 2 * TIMEOUT);
-    ok(&tree);
-    let lines = tree.stdout.lines().filter(|line| !line.is_empty());
-    let expected: BTreeSet<_> =
-        lines.map(|line| line.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ")).collect();
-    assert!(expected.contains("tunnel-proto v0.1.0") && expected.len() > 200, "{tree:?}");
+    let expected = tree("normal,build");
+    assert!(expected.contains("tunnel-proto v0.1.0") && expected.len() > 200, "{expected:?}");
     assert_eq!(listed, expected);
 
     let (mut reached, mut open) = (BTreeSet::new(), vec![field(program, "bom-ref")]);
