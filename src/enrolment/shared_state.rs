@@ -242,11 +242,15 @@ impl<T: SharedContent> SharedState<T> {
             let mut new = old.clone();
             let done = apply(&mut new)?;
             if new == old {
+                cell.seen = seen;
                 self.set_known(new);
                 return Ok(tried.unwrap_or(done));
             }
-            match self.write_store(cell, &seen, new.to_text()).await {
+            let text = new.to_text();
+            match self.write_store(cell, &seen, text.clone()).await {
                 Ok(true) => {
+                    // Another server may undo this, and the text is then again as it was read last.
+                    cell.seen = VersionedText { text, ..VersionedText::default() };
                     self.set_known(new);
                     return Ok(done);
                 }

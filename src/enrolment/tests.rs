@@ -292,3 +292,19 @@ async fn a_device_is_joined_with_its_token_until_it_is_revoked() {
     assert!(server.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
     assert!(!laptop.is_joined() && changes.has_changed().unwrap(), "and what depends on it is judged again");
 }
+
+#[tokio::test]
+async fn a_server_notices_that_another_one_has_undone_its_change() {
+    let place = tempfile::tempdir().unwrap();
+    let servers = servers(place.path(), 2);
+    let invite = async |server: &SharedEnrolments, node: &str| {
+        server.invite(&node.parse().unwrap(), None, Duration::from_secs(60), "test").await.unwrap();
+    };
+    invite(&servers[1], "node1").await;
+    servers[0].read_store().await.unwrap();
+    invite(&servers[0], "node2").await;
+    // Now the text is again as the first server has read it.
+    assert!(servers[1].revoke(&"node2".parse().unwrap(), "test").await.unwrap());
+    servers[0].read_store().await.unwrap();
+    assert_eq!(servers[0].known(), servers[1].known());
+}
