@@ -7,7 +7,7 @@ use crate::command::join::user::CA_FILE;
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, client};
 use crate::config::Environment;
-use crate::uplink::client::{UserLinkError, UserUplinks};
+use crate::uplink::client::{UserCredentials, UserLinkError, UserUplinks};
 use crate::uplink::link_dialer::messages::USER_TOKEN_HINT;
 use tunnel_proto::printable::one_line as clean;
 
@@ -62,9 +62,16 @@ fn text(who: &WhoamiResponse) -> String {
 ///
 /// # Errors
 ///
-/// Returns an error if `client.toml` names no servers, or a file cannot be removed.
+/// Returns an error if `client.toml` names no servers or has no token, or a file cannot be removed.
 pub async fn leave(_: LeaveArgs, env: &Environment) -> Result<String, CommandError> {
     let links = client::joined(env)?;
+    let file = env.client_file.clone().unwrap_or_default();
+    if matches!(links.proof, UserCredentials::Certificate(_)) {
+        let text = format!("{} names a certificate, so no invitation wrote it", file.display());
+        return Err(CommandError::unusable(format!("{text}; remove it yourself")));
+    }
+    // Another file of that name is the user's.
+    let ca = links.ca.clone().filter(|ca| *ca == file.with_file_name(CA_FILE));
     let asked =
         query(None, &[], env, async |api: &AdminClient| api.post("/leave", String::new()).await).await;
     // The link may have ended together with the device, before the answer, or the device long before.
@@ -75,8 +82,7 @@ pub async fn leave(_: LeaveArgs, env: &Environment) -> Result<String, CommandErr
             _ => format!("! the servers may still accept this device: {why}\n  {BY_OPERATOR}"),
         },
     };
-    let file = env.client_file.clone().unwrap_or_default();
-    for file in [file.with_file_name(CA_FILE), file] {
+    for file in ca.into_iter().chain([file]) {
         match std::fs::remove_file(&file) {
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
                 let text = format!("cannot remove {}: {cause}", file.display());
@@ -93,3 +99,21 @@ const BY_OPERATOR: &str = "an operator ends it with tunnel invitations revoke --
 /// What [`leave`] does not remove.
 const REST: &str = "client.toml and ca.crt are removed. Left are your own keys, what tunnel ssh-config --write wrote (--remove), and\n\
                     programs that run, now without a link: systemctl --user disable --now tunnel-proxy\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn files_that_no_invitation_wrote_are_not_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("client.toml");
+        let text = "servers = [\"127.0.0.1:1\"]\nca = \"ca.crt\"\ncert = \"me.crt\"\nkey = \"me.key\"\n";
+        std::fs::write(&file, text).unwrap();
+        std::fs::write(place.path().join(CA_FILE), "").unwrap();
+        let env = Environment { client_file: Some(file.clone()), ..Environment::default() };
+        let refused = leave(LeaveArgs { yes: true }, &env).await.unwrap_err();
+        assert!(refused.text.contains("names a certificate"), "{refused}");
+        assert!(file.exists() && place.path().join(CA_FILE).exists());
+    }
+}
