@@ -292,6 +292,7 @@ fn the_chart_refuses_what_would_not_work() {
         ("/cloud", json!({"hostNetwork": true, "sshPort": 22}), "set cloud.sshPort"),
         ("/cloud", json!({"tls": {"links": "own"}, "certSecret": "a"}), "edge.certSecret: set it to"),
         ("/edge/join", json!({"secret": "key"}), "edge.join.secret: set cloud.enabled=false"),
+        ("/edge/join", json!({"prefix": "a-"}), "edge.join.prefix: set cloud.enabled=false"),
         (
             "/edge/nodeSelector",
             json!({"superedge.io/node-edge": null, "zone": "a"}),
