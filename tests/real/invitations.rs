@@ -149,17 +149,21 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_etcd_succeeds() {
     race(&place, &format!("store = \"etcd\"\netcd.endpoints = [\"{}\"]", etcd.url), &[]);
 }
 
-/// The servers have the role from the documentation, unchanged.
+/// The servers have the rights of the component in deploy/kustomize, and no others.
 #[test]
 fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
     let Some(kubectl) = cached_program("kubernetes-1.36.3/kubectl") else { return };
     let Some(kubernetes) = crate::kubernetes::Kubernetes::start() else { return };
     let place = TestDir::new();
-    let documented = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/rbac.md");
-    let documented = std::fs::read_to_string(documented).unwrap();
-    let role =
-        documented.split("```yaml\n").find(|block| block.contains("{ name: tunnel-invitations,")).unwrap();
-    let role = role.split("```").next().unwrap();
+    let component = "deploy/kustomize/components/invitations/kustomization.yaml";
+    let component = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(component)).unwrap();
+    let rules: Vec<_> = component.lines().filter_map(|line| line.trim().strip_prefix("value: ")).collect();
+    assert_eq!(rules.len(), 2, "{component}");
+    let role = format!(
+        "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\n\
+         metadata: {{ name: tunnel-invitations, namespace: edge-system }}\nrules:\n- {}\n",
+        rules.join("\n- ")
+    );
     let binding = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\n\
                    metadata: { name: tunnel-invitations, namespace: edge-system }\n\
                    roleRef: { apiGroup: rbac.authorization.k8s.io, kind: Role, name: tunnel-invitations }\n\

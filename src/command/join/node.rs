@@ -28,11 +28,13 @@ pub(super) async fn join(
     // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(&args.install_dir, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
+    let named = std::slice::from_ref(&args.server);
+    folder.write(CONFIG_FILE, &edge_config(node, named, args.tls_server_name.as_ref(), false, to))?;
     let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
     join_client
         .join(|folder, servers, dns| {
             let config = |dir: &str| edge_config(node, servers, dns, false, dir);
-            folder.write("edge.toml", &config(to))?;
+            folder.write(CONFIG_FILE, &config(to))?;
             checked(Role::Edge, &config(&folder.unfinished().to_string_lossy()))
         })
         .await?;
@@ -84,5 +86,6 @@ fn systemd_lines(dir: &str) -> String {
     lines + &format!("  systemctl enable --now tunnel-edge    {UNIT_SOURCE}\n")
 }
 
+const CONFIG_FILE: &str = "edge.toml";
 const TOKEN_FILE: &str = "token/token";
 const CA_FILE: &str = "certs/ca.crt";
