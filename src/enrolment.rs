@@ -37,7 +37,7 @@ use tunnel_proto::names::{Host, NodeName, UserDevice};
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
 pub struct SharedEnrolments {
-    state: SharedState<Enrolments>,
+    state: SharedState,
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
     authority: ReloadedValue<AdvertisedCa>,
@@ -299,9 +299,9 @@ impl SharedEnrolments {
 }
 
 impl Deref for SharedEnrolments {
-    type Target = SharedState<Enrolments>;
+    type Target = SharedState;
 
-    fn deref(&self) -> &SharedState<Enrolments> {
+    fn deref(&self) -> &SharedState {
         &self.state
     }
 }

@@ -1,58 +1,24 @@
-//! A state that all servers of a cloud share as a text, as last read, and how it is changed.
+//! The enrolment state that all servers of a cloud share as a text, as last read, and how it is changed.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::sync::{MutexGuard, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
 use crate::enrolment::shared_text::{SharedStateError, TextStore, VersionedText};
+use crate::enrolment::store::Enrolments;
 use tunnel_base::drain::Drain;
 
-/// What a shared text contains, as JSON.
-pub trait SharedContent:
-    Clone + Default + PartialEq + Serialize + DeserializeOwned + fmt::Debug + Send + Sync + 'static
-{
-    /// Its name in messages.
-    const NAME: &'static str;
-
-    /// Parses the output of [`Self::to_text`]; an empty text is the default.
-    ///
-    /// # Errors
-    ///
-    /// Fails for any other text.
-    fn parse(text: &[u8]) -> Result<Self, String> {
-        if text.trim_ascii().is_empty() {
-            return Ok(Self::default());
-        }
-        serde_json::from_slice(text)
-            .map_err(|cause| format!("the content was not written by a server: {cause}"))
-    }
-
-    /// Returns the text.
-    fn to_text(&self) -> Vec<u8> {
-        // Only fails for maps with keys that are not strings.
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
-    /// Returns the content without what has ended by this time (Unix seconds); `None` if nothing has.
-    fn expired(&self, _now: u64) -> Option<Self> {
-        None
-    }
-}
-
-/// A text that all servers of a cloud share, as last read.
+/// The enrolment state that all servers of a cloud share, as last read.
 #[derive(Debug)]
-pub struct SharedState<T> {
+pub struct SharedState {
     cell: tokio::sync::Mutex<StoreCell>,
-    known: ArcSwap<T>,
+    known: ArcSwap<Enrolments>,
     changed: watch::Sender<()>,
     looked: Mutex<Option<LastStoreRead>>,
     /// Why the last write failed.
@@ -79,7 +45,7 @@ struct LastStoreRead {
     result: Result<(), String>,
 }
 
-impl<T: SharedContent> SharedState<T> {
+impl SharedState {
     /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand. `changed` is notified when
     /// [`Self::known`] changes.
     pub(super) fn new(store: Box<dyn TextStore>, changed: watch::Sender<()>) -> Self {
@@ -96,7 +62,7 @@ impl<T: SharedContent> SharedState<T> {
     }
 
     /// Returns the state as last read.
-    pub fn known(&self) -> Arc<T> {
+    pub fn known(&self) -> Arc<Enrolments> {
         self.known.load_full()
     }
 
@@ -122,7 +88,7 @@ impl<T: SharedContent> SharedState<T> {
             if let Err(why) = &looked
                 && !failing
             {
-                warn!(error = %why, "cannot use the store of {}, retrying", T::NAME);
+                warn!(error = %why, "cannot use the store of invitations, retrying");
             }
             failing = looked.is_err();
             report(looked);
@@ -168,7 +134,7 @@ impl<T: SharedContent> SharedState<T> {
         seen: &VersionedText,
         text: Vec<u8>,
     ) -> Result<bool, String> {
-        let written = cell.store.write(seen, text).await.map_err(|why| no_access::<T>(&why));
+        let written = cell.store.write(seen, text).await.map_err(|why| no_access(&why));
         match &written {
             // Another server was faster, so nothing is known about a write of this one.
             Ok(false) => {}
@@ -181,7 +147,7 @@ impl<T: SharedContent> SharedState<T> {
     async fn retry_write(&self) -> Result<(), String> {
         if self.write_error.lock().is_some() {
             let mut cell = self.cell.lock().await;
-            let seen = cell.store.read().await.map_err(|why| no_access::<T>(&why))?;
+            let seen = cell.store.read().await.map_err(|why| no_access(&why))?;
             // A store that was never written stays so.
             if !seen.text.is_empty() {
                 self.write_store(&mut cell, &seen, seen.text.clone()).await?;
@@ -194,11 +160,11 @@ impl<T: SharedContent> SharedState<T> {
         let mut cell = self.cell.lock().await;
         let began = Instant::now();
         let StoreCell { store, seen } = &mut *cell;
-        let new = store.read_since(seen).await.map_err(|why| no_access::<T>(&why));
+        let new = store.read_since(seen).await.map_err(|why| no_access(&why));
         let read = new.and_then(|new| {
             let is_missing = new.as_ref().map_or(seen.is_missing, |new| new.is_missing);
             // A disk that is not mounted looks the same as a store that was never written.
-            if is_missing && **self.known.load() == T::default() && self.was_needed.load(Relaxed) {
+            if is_missing && **self.known.load() == Enrolments::default() && self.was_needed.load(Relaxed) {
                 return Err(NEVER_WRITTEN.to_owned());
             }
             let parsed = new.as_ref().map(|new| self.parse(&new.text)).transpose()?;
@@ -223,7 +189,7 @@ impl<T: SharedContent> SharedState<T> {
     /// meanwhile. Retries after such a conflict.
     pub(super) async fn change<R>(
         &self,
-        apply: impl FnMut(&mut T) -> Result<R, String>,
+        apply: impl FnMut(&mut Enrolments) -> Result<R, String>,
     ) -> Result<R, String> {
         self.change_in(&mut *self.cell.lock().await, apply).await
     }
@@ -231,13 +197,13 @@ impl<T: SharedContent> SharedState<T> {
     pub(super) async fn change_in<R>(
         &self,
         cell: &mut StoreCell,
-        mut apply: impl FnMut(&mut T) -> Result<R, String>,
+        mut apply: impl FnMut(&mut Enrolments) -> Result<R, String>,
     ) -> Result<R, String> {
         // What the last write would have done. It may have been carried out although its response was lost.
         let mut tried = None;
         let mut failed = false;
         for _ in 0..MAX_ATTEMPTS {
-            let seen = cell.store.read().await.map_err(|why| no_access::<T>(&why))?;
+            let seen = cell.store.read().await.map_err(|why| no_access(&why))?;
             let old = self.parse(&seen.text)?;
             let mut new = old.clone();
             let done = apply(&mut new)?;
@@ -264,21 +230,20 @@ impl<T: SharedContent> SharedState<T> {
             sleep(MAX_RETRY_PAUSE.mul_f64(rand::random())).await;
         }
         Err(format!(
-            "{} not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again",
-            T::NAME
+            "invitations not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again"
         ))
     }
 
     /// Parses the store's text. An empty store, for example on a disk that is not mounted, takes nothing away.
-    fn parse(&self, text: &[u8]) -> Result<T, String> {
-        if text.trim_ascii().is_empty() && **self.known.load() != T::default() {
-            return Err(foreign::<T>("the store is empty, keeping the last known state"));
+    fn parse(&self, text: &[u8]) -> Result<Enrolments, String> {
+        if text.trim_ascii().is_empty() && **self.known.load() != Enrolments::default() {
+            return Err(foreign("the store is empty, keeping the last known state"));
         }
-        let content = T::parse(text).map_err(|why| foreign::<T>(&why))?;
+        let content = Enrolments::parse(text).map_err(|why| foreign(&why))?;
         Ok(content.expired(now()).unwrap_or(content))
     }
 
-    fn set_known(&self, content: T) {
+    fn set_known(&self, content: Enrolments) {
         if **self.known.load() != content {
             self.known.store(Arc::new(content));
             self.changed.send_replace(());
@@ -287,13 +252,13 @@ impl<T: SharedContent> SharedState<T> {
 }
 
 /// Returns the error of a store that is not available now.
-fn no_access<T: SharedContent>(cause: &SharedStateError) -> String {
-    format!("cannot access the store of {}: {cause}", T::NAME)
+fn no_access(cause: &SharedStateError) -> String {
+    format!("cannot access the store of invitations: {cause}")
 }
 
 /// Returns the error of a store that contains something else.
-fn foreign<T: SharedContent>(why: &str) -> String {
-    format!("cannot read {}: {why}; name another store, or fix this one", T::NAME)
+fn foreign(why: &str) -> String {
+    format!("cannot read invitations: {why}; name another store, or fix this one")
 }
 
 /// Returns the current time in seconds since 1970.

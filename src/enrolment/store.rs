@@ -9,7 +9,6 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
-use crate::enrolment::shared_state::SharedContent;
 use crate::invitations::ListedEnrolment;
 use crate::invitations::invitee::Invitee;
 use tunnel_proto::names::{NodeName, UserDevice};
@@ -391,12 +390,28 @@ impl Enrolments {
     pub fn names(&self, node: &NodeName) -> bool {
         self.tokens.contains_key(&lower_case(node))
     }
-}
 
-impl SharedContent for Enrolments {
-    const NAME: &'static str = "invitations";
+    /// Parses the output of [`Self::to_text`]; an empty text is the default.
+    ///
+    /// # Errors
+    ///
+    /// Fails for any other text.
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        if text.trim_ascii().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_json::from_slice(text)
+            .map_err(|cause| format!("the content was not written by a server: {cause}"))
+    }
 
-    fn expired(&self, now: u64) -> Option<Self> {
+    /// Returns the text, as JSON.
+    pub fn to_text(&self) -> Vec<u8> {
+        // Only fails for maps with keys that are not strings.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Returns the state without previous tokens that have ended by this time (Unix seconds); `None` if none has.
+    pub(super) fn expired(&self, now: u64) -> Option<Self> {
         let has_expired =
             |one: &StoredInvitation| one.previous.as_ref().is_some_and(|previous| previous.until <= now);
         self.invitations.values().any(has_expired).then(|| {

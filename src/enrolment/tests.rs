@@ -5,7 +5,6 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::enrolment::shared_state::SharedContent as _;
 use crate::enrolment::shared_text::{FileTextStore, SharedStateError, TextStore, VersionedText};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_proto::names::NodeName;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tracing::info_span;
 
 use crate::config::server::invitations::InvitationStoreKind;
-use crate::enrolment::shared_state::SharedContent as _;
 use crate::enrolment::shared_text::{EtcdTextStore, FileTextStore, TextStore};
 use crate::enrolment::store::Enrolments;
 use crate::enrolment::{AdvertisedCa, JoinRefusal, OpenedEnrolments, SharedEnrolments, next_change};
