@@ -50,7 +50,8 @@ impl Pair {
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             resolver: Resolver::system(),
         };
-        let (pool, judged) = (BufferPool::new(), JudgedSessions::default());
+        let pool = BufferPool::new();
+        let judged = JudgedSessions::default();
         let backend = SessionAcceptor::new(place, None, pool, judged, metrics.clone(), drain.clone());
         let link = |n| Link::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None);
         let (near, far) = (link(1), link(2));

@@ -91,9 +91,7 @@ impl LinkedUser {
     /// Returns who she is, and what she may reach.
     pub(super) fn whoami(&self, now: f64) -> WhoamiResponse {
         let UserDevice { user, device } = &self.device;
-        let everything = Rule::default();
-        let everything = self.rules.is_empty().then_some(&everything).into_iter();
-        let rules = self.rules.of(user.as_str(), self.from.ip()).chain(everything);
+        let rules = self.rules.of(user.as_str(), self.from.ip());
         let reach = |Rule { nodes, ports, .. }: &Rule| Reach {
             nodes: match nodes {
                 Some(globs) => globs.iter().map(NodeGlob::to_string).collect(),

@@ -138,7 +138,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (env, ssh) = home(place.path());
         fs::create_dir(&ssh).unwrap();
-        let (own, config) = (ssh.join(OWN_FILE), ssh.join("config"));
+        let own = ssh.join(OWN_FILE);
+        let config = ssh.join("config");
         for line in ["Include tunnel_config", " include=\"~/.ssh/tunnel_config\"", "INCLUDE a tunnel_config"]
         {
             let theirs = format!("Port 1\n{line}\nHost *\n");

@@ -412,7 +412,9 @@ mod tests {
         #[test]
         fn credit_keeps_a_steady_sender_going(steps in prop::collection::vec((0usize..2000, 0u64..50, any::<bool>()), 1..200), start in prop_oneof![Just(0), Just((1u64 << 32) - 5000)]) {
             let mut half = RecvHalf { received: start, taken: start, reported: start, limit: start + WINDOWS.start, ..half(1 << 20) };
-            let (mut now, mut sent, mut limit) = (Instant::now(), start, half.limit());
+            let mut now = Instant::now();
+            let mut sent = start;
+            let mut limit = half.limit();
             for (want, millis, read) in steps {
                 now += Duration::from_millis(millis);
                 let len = want.min((limit - sent) as usize);
@@ -437,7 +439,8 @@ mod tests {
         /// everything.
         #[test]
         fn queued_data_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
-            let (promised, plain_budgets) = (Budget::new(1 << 31), [Budget::new(0), Budget::new(0)]);
+            let promised = Budget::new(1 << 31);
+            let plain_budgets = [Budget::new(0), Budget::new(0)];
             let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
             if plain { half.set_unpromised(Some(PairedReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() })); }
             let mut came = Vec::new();
