@@ -73,7 +73,7 @@ use tunnel_proto::names::SessionId;
 #[derive(Debug, Clone)]
 pub struct AdminContext {
     /// Kind of this process.
-    pub side: Arc<dyn AdminProcess>,
+    pub process: Arc<dyn AdminProcess>,
     /// Table of sessions.
     pub table: Arc<SessionTable>,
     /// Open sessions, which operators end.
@@ -378,7 +378,7 @@ impl AdminContext {
             CONFIG_PLAN => self.planner.answer(request).await.unwrap_or_else(identity),
             "/sessions/end" => self.end_sessions(request, requester).await.unwrap_or_else(identity),
             "/debug/flags/v" => self.set_level(request, requester).await,
-            _ => self.side.answer(self, request, requester).await,
+            _ => self.process.answer(self, request, requester).await,
         }
     }
 

@@ -157,7 +157,7 @@ impl Edge {
         edge.links.spawn(info_span!("network"), reconnector.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %reconnector.dialer.node), reconnector.run(None));
         let admin = AdminContext {
-            side: edge.uplinks.clone(),
+            process: edge.uplinks.clone(),
             table: edge.table.clone(),
             judged: edge.judged.clone(),
             metrics: edge.metrics.clone(),

@@ -39,7 +39,7 @@ use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::page::PageViewers;
 use crate::admin::readiness::Readiness;
-use crate::admin::server::ServerStatusSource;
+use crate::admin::server::ServerAdmin;
 use crate::admin::status::collect::WallClock;
 use crate::admin::{self, AdminContext};
 use crate::admission::access::{AccessPolicies, bind_admin};
@@ -560,7 +560,7 @@ impl ServerContext {
         level: Option<LogLevelHandle>,
         grpc: SocketAddr,
     ) {
-        let view = ServerStatusSource {
+        let process = ServerAdmin {
             name: self.link_context.server_name.clone(),
             finder: self.finder.clone(),
             max_links: self.max_links,
@@ -569,7 +569,7 @@ impl ServerContext {
             port: grpc.port(),
         };
         let admin = self.admin.get_or_init(|| AdminContext {
-            side: Arc::new(view),
+            process: Arc::new(process),
             table: self.link_context.table.clone(),
             judged: self.judged.clone(),
             metrics: self.link_context.metrics.clone(),

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::DNS_CONDITION;
-use crate::admin::requester::{AdminRequester, LinkedUser};
+use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, method_not_allowed, not_found, plain_text};
 use crate::admin::server::invitations::{invite, leave, list, revoke};
 use crate::admin::server::nodes::scrape_targets;
@@ -37,9 +37,9 @@ use crate::session_io::judged::SessionSubject;
 use tunnel_link::link::Link;
 use tunnel_proto::names::{NodeName, ServerDisplayName, SessionId};
 
-/// The parts of a server whose status is served.
+/// The parts of a server that its admin API serves.
 #[derive(Debug, Clone)]
-pub struct ServerStatusSource {
+pub struct ServerAdmin {
     /// The name that this server announces, or its process if another server announces the same name.
     pub name: Option<ServerDisplayName>,
     /// Knows the nodes that are linked here, the peers, and their nodes.
@@ -54,7 +54,7 @@ pub struct ServerStatusSource {
     pub port: u16,
 }
 
-impl AdminProcess for ServerStatusSource {
+impl AdminProcess for ServerAdmin {
     fn add_status(&self, admin: &AdminContext, status: &mut StatusResponse) {
         status.role = "server".into();
         let links = usize::try_from(admin.metrics.links.all()).unwrap_or_default();
@@ -140,7 +140,7 @@ impl AdminProcess for ServerStatusSource {
     }
 }
 
-impl ServerStatusSource {
+impl ServerAdmin {
     async fn answer_of_server(
         &self,
         admin: &AdminContext,
@@ -159,8 +159,11 @@ impl ServerStatusSource {
                     None => plain_text(StatusCode::BAD_REQUEST, NO_PORT),
                 }
             }
-            "/whoami" | "/leave" => match requester {
-                AdminRequester::Linked(user) => self.answer_user(admin, request.uri().path(), user).await,
+            path @ ("/whoami" | "/leave") => match requester {
+                AdminRequester::Linked(user) if path == "/leave" => {
+                    leave(self.enrolment.get(), &user.device).await.unwrap_or_else(identity)
+                }
+                AdminRequester::Linked(user) => json(&user.whoami(admin.clock.time(Instant::now()))),
                 _ => not_found(),
             },
             "/cloud/healthz" if !get => method_not_allowed("GET", READ_ONLY),
@@ -178,19 +181,6 @@ impl ServerStatusSource {
             "/revocations" => revoke(self.enrolment.get(), request, requester).await.unwrap_or_else(identity),
             _ => not_found(),
         }
-    }
-
-    /// Returns the response to a user's question who she is, or to her device that leaves.
-    async fn answer_user(
-        &self,
-        admin: &AdminContext,
-        path: &str,
-        user: &LinkedUser,
-    ) -> Response<Full<Bytes>> {
-        if path == "/leave" {
-            return leave(self.enrolment.get(), &user.device).await.unwrap_or_else(identity);
-        }
-        json(&user.whoami(admin.clock.time(Instant::now())))
     }
 
     /// Returns the nodes that the requester may see.
@@ -236,11 +226,7 @@ impl AdminContext {
     }
 
     /// Returns the status of a node without a link here.
-    pub(crate) fn disconnected(
-        &self,
-        server: &ServerStatusSource,
-        unlinked: UnlinkedNode,
-    ) -> DisconnectedStatus {
+    pub(crate) fn disconnected(&self, server: &ServerAdmin, unlinked: UnlinkedNode) -> DisconnectedStatus {
         let UnlinkedNode { node, at, error, why } = server.finder.last_loss(unlinked);
         let state = match why {
             _ if server.finder.knows(&node) => "moved",

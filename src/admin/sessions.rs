@@ -72,7 +72,7 @@ impl AdminContext {
         // A session without a path may resume at any server.
         let parked = ended.iter().filter(|one| one.relayed.is_some()).filter_map(|one| one.id);
         for id in parked.filter(|id| self.table.relays.traffic(*id).is_none()) {
-            self.side.send_ended(id, &why);
+            self.process.send_ended(id, &why);
         }
         let ended = ended.len();
         if ended == 0 {

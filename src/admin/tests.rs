@@ -9,7 +9,7 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::admin::page::UserFuture;
 use crate::admin::readiness::ReadinessCondition;
-use crate::admin::server::ServerStatusSource;
+use crate::admin::server::ServerAdmin;
 use crate::admin::status::LinkStatus;
 use crate::admin::status::StatusResponse;
 use crate::paths::uplinks::Uplinks;
@@ -38,7 +38,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
         let link = Link::new(LinkId(number), peer, Some(Instance::random()));
         registry.insert(LinkedNode { link, from: ([10, 0, 0, 1], 5).into() }, false);
     }
-    admin(Arc::new(ServerStatusSource {
+    admin(Arc::new(ServerAdmin {
         finder: Finder::without_peers(registry, Instance::from_bits(7)),
         name: "eu-1".parse().ok(),
         max_links: 400,
@@ -63,9 +63,9 @@ fn table() -> Arc<SessionTable> {
     SessionTable::new(Instance::from_bits(7 << 96), limits, Metrics::edge())
 }
 
-fn admin(side: Arc<dyn AdminProcess>) -> AdminContext {
+fn admin(process: Arc<dyn AdminProcess>) -> AdminContext {
     AdminContext {
-        side,
+        process,
         table: table(),
         judged: JudgedSessions::default(),
         metrics: Metrics::server("ns", "pod"),

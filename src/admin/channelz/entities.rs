@@ -50,13 +50,13 @@ impl Entities {
     /// Returns the dialled links.
     pub(super) fn channels(&self) -> EntitiesById<Channel> {
         let channel = |link: &Arc<Link>| (channel_id(link), self.channel(link));
-        self.admin.side.links().iter().filter(|link| is_dialled(link)).map(channel).collect()
+        self.admin.process.links().iter().filter(|link| is_dialled(link)).map(channel).collect()
     }
 
     /// Returns the accepted links.
     pub(super) fn server_sockets(&self) -> EntitiesById<SocketRef> {
         let socket = |link: &Arc<Link>| (socket_id(link), socket_ref(link));
-        self.admin.side.links().iter().filter(|link| !is_dialled(link)).map(socket).collect()
+        self.admin.process.links().iter().filter(|link| !is_dialled(link)).map(socket).collect()
     }
 
     /// Returns all sockets, including the listening one.
@@ -69,7 +69,7 @@ impl Entities {
         });
         let socket = |link: &Arc<Link>| (socket_id(link), self.socket(link));
         self.admin
-            .side
+            .process
             .links()
             .iter()
             .map(socket)

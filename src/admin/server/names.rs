@@ -1,7 +1,7 @@
 //! The names of servers for operators: each server has one, on every page and in every list.
 
 use crate::admin::AdminContext;
-use crate::admin::server::ServerStatusSource;
+use crate::admin::server::ServerAdmin;
 use crate::registry::peers::PeerHandle;
 use tunnel_proto::names::{Instance, ServerDisplayName};
 
@@ -10,7 +10,7 @@ impl AdminContext {
     ///
     /// A server has the name that it announces. If another server has the same, the id of its process follows, which is
     /// the same at all servers. An older version announces none: it has its address or the id of its process.
-    pub(crate) fn server_names(&self, server: &ServerStatusSource, peers: &[PeerHandle]) -> Vec<String> {
+    pub(crate) fn server_names(&self, server: &ServerAdmin, peers: &[PeerHandle]) -> Vec<String> {
         let own = (server.name.clone(), Some(self.table.instance()), String::new());
         let peer =
             |peer: &PeerHandle| (peer.name(), peer.up().and_then(|link| link.instance), peer.to_string());

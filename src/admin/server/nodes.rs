@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::admin::AdminContext;
 use crate::admin::nodes::{ListedServer, NodeStatus, NodesResponse};
-use crate::admin::server::ServerStatusSource;
+use crate::admin::server::ServerAdmin;
 use crate::paths::PathProvider as _;
 use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::links::NodeWithLinks;
@@ -22,7 +22,7 @@ impl AdminContext {
     /// Returns the nodes of a server and of its peers. Takes at most as long as [`Peers::list_nodes`].
     ///
     /// [`Peers::list_nodes`]: crate::registry::peers::Peers::list_nodes
-    pub(crate) async fn nodes(&self, server: &ServerStatusSource) -> NodesResponse {
+    pub(crate) async fn nodes(&self, server: &ServerAdmin) -> NodesResponse {
         let peers = match server.finder.peers() {
             Some(peers) => peers.list_nodes().await,
             None => Arc::default(),
@@ -68,7 +68,7 @@ impl AdminContext {
     }
 
     /// Returns the response of `/metrics/nodes`.
-    pub(crate) fn node_metrics(&self, server: &ServerStatusSource, form: ExpositionFormat) -> String {
+    pub(crate) fn node_metrics(&self, server: &ServerAdmin, form: ExpositionFormat) -> String {
         let now = Instant::now();
         let here = server.finder.registry.views().into_iter().map(|view| {
             let [sent_bytes, received_bytes] = view.bytes();
@@ -92,7 +92,7 @@ impl AdminContext {
 
     /// Returns the nodes that this server has lost within a day, the latest first, and the joined ones that it has not
     /// seen, without those that a peer is known to have.
-    fn down(&self, server: &ServerStatusSource) -> Vec<UnlinkedNode> {
+    fn down(&self, server: &ServerAdmin) -> Vec<UnlinkedNode> {
         let lost = server.finder.registry.lost(LOST).into_iter().map(|lost| server.finder.last_loss(lost));
         let mut lost: Vec<_> = lost.chain(self.absent(server)).collect();
         lost.retain(|lost| !server.finder.knows(&lost.node));
@@ -101,7 +101,7 @@ impl AdminContext {
     }
 
     /// Returns the nodes that have joined and were not linked here since the start, by name, for a day.
-    pub(crate) fn absent(&self, server: &ServerStatusSource) -> Vec<UnlinkedNode> {
+    pub(crate) fn absent(&self, server: &ServerAdmin) -> Vec<UnlinkedNode> {
         let start = self.clock.at;
         let is_told = (ABSENT..LOST).contains(&start.elapsed());
         let store = server.enrolment.get().filter(|_| is_told);

@@ -61,7 +61,7 @@ impl AdminContext {
             sessions: sessions.into_iter().map(|one| self.session(one)).collect(),
             ..StatusResponse::default()
         };
-        self.side.add_status(self, &mut status);
+        self.process.add_status(self, &mut status);
         status
     }
 
