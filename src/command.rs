@@ -264,7 +264,7 @@ pub enum Command {
     /// Undo `tunnel join --user`: end this device at the servers, and remove client.toml with its token and its CA.
     #[command(after_help = examples([
         "tunnel leave --yes",
-        "tunnel ssh-config --remove && tunnel leave --yes    # also without what ssh-config --write wrote",
+        "tunnel leave --yes    # before it: tunnel ssh-config --remove, if you used --write",
     ]))]
     Leave(LeaveArgs),
     /// List the nodes of all servers of the cloud.
