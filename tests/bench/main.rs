@@ -54,7 +54,7 @@ struct Flags {
     only: Vec<Figure>,
     /// Only a table of the program, the references, and the programs in these directories, which scripts/peers.sh
     /// prints.
-    #[arg(long, value_delimiter = ',', conflicts_with = "only")]
+    #[arg(long, value_delimiter = ',')]
     peers: Vec<PathBuf>,
     /// Every figure, including the long ones.
     #[arg(long, conflicts_with = "only")]
@@ -166,7 +166,7 @@ fn main() -> Result<()> {
         against: flags.against,
     };
     if !flags.peers.is_empty() {
-        let table = bench.peers(&flags.peers)?;
+        let table = bench.peers(&flags.peers, &flags.only)?;
         println!("{}\n{table}", bench.heading()?);
         return Ok(());
     }

@@ -129,6 +129,17 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     upper.zip(lower).map_or(f64::NAN, |(a, b)| (a + b) / 2.0)
 }
 
+/// Returns the second smallest and second largest of ten values or more: the true median is between them with a
+/// probability of at least 97 %, whatever the distribution. `None` for fewer values.
+pub(crate) fn interval(values: &[f64]) -> Option<[f64; 2]> {
+    if values.len() < 10 {
+        return None;
+    }
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    Some([values[1], values[values.len() - 2]])
+}
+
 /// Returns the largest of some values; NaN if there are none.
 pub(crate) fn largest(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::NAN, f64::max)

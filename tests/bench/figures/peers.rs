@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use super::Bench;
 use super::echoes::{SETTLED, micros};
 use super::memory::steady;
+use crate::Figure;
 use crate::echo::Echo;
 use crate::load::{Kind, Load};
 use crate::peers;
@@ -19,7 +20,7 @@ use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::role::Role;
 use crate::sessions::Tail;
-use crate::table::{grid, median, mib, short};
+use crate::table::{grid, interval, median, mib, short};
 
 /// A row's name, and how a value of it is displayed.
 type Row = (&'static str, fn(f64) -> String);
@@ -29,6 +30,7 @@ type Measure = fn(&Bench, &mut Proxy) -> Result<Vec<f64>>;
 
 /// Rows that are measured together.
 struct RowGroup {
+    figure: Figure,
     rows: &'static [Row],
     /// Whether there is only one round.
     once: bool,
@@ -36,18 +38,20 @@ struct RowGroup {
 }
 
 /// Returns a figure that is measured in every round.
-const fn rounds(rows: &'static [Row], measure: Measure) -> RowGroup {
-    RowGroup { rows, once: false, measure }
+const fn rounds(figure: Figure, rows: &'static [Row], measure: Measure) -> RowGroup {
+    RowGroup { figure, rows, once: false, measure }
 }
 
 /// Returns a figure that is measured once.
-const fn once(rows: &'static [Row], measure: Measure) -> RowGroup {
-    RowGroup { rows, once: true, measure }
+const fn once(figure: Figure, rows: &'static [Row], measure: Measure) -> RowGroup {
+    RowGroup { figure, rows, once: true, measure }
 }
 
 impl Bench {
     /// Measures the program, the references, and the programs of these directories. Returns a table.
-    pub(crate) fn peers(&self, dirs: &[PathBuf]) -> Result<String> {
+    ///
+    /// Only the rows of the figures in `only`, if there are any.
+    pub(crate) fn peers(&self, dirs: &[PathBuf], only: &[Figure]) -> Result<String> {
         let stand = self.stand()?;
         let (place, targets) = (stand.place, stand.targets);
         let mut heads = vec![String::new()];
@@ -73,7 +77,7 @@ impl Bench {
         // Memory is the first figure; see there.
         thread::sleep(self.time(30.0));
         let mut rows = Vec::new();
-        for figure in FIGURES {
+        for figure in FIGURES.iter().filter(|group| only.is_empty() || only.contains(&group.figure)) {
             rows.extend(self.figure(figure, &mut proxies));
         }
         let again = proxies.iter().map(|(_, again)| again.to_string());
@@ -106,10 +110,16 @@ impl Bench {
             let mut row = vec![(*name).to_owned()];
             for found in &found {
                 let values: Vec<f64> = found.iter().filter_map(|values| values.get(at).copied()).collect();
-                row.push(match rounds - values.len() {
-                    0 => show(median(values)),
+                let failed = rounds - values.len();
+                let interval = interval(&values)
+                    .map(|[low, high]| format!(" ({} to {})", show(low), show(high)))
+                    .unwrap_or_default();
+                row.push(match failed {
+                    0 => format!("{}{interval}", show(median(values))),
                     failed if failed == rounds => FAILED.to_owned(),
-                    failed => format!("{}; {FAILED} {failed} of {rounds} times", show(median(values))),
+                    failed => {
+                        format!("{}{interval}; {FAILED} {failed} of {rounds} times", show(median(values)))
+                    }
                 });
             }
             eprintln!("{}", row.join(" | "));
@@ -252,6 +262,7 @@ fn yes(value: f64) -> String {
 /// Memory is first, as programs keep some of what the other figures make them use. The last one kills the programs.
 const FIGURES: &[RowGroup] = &[
     once(
+        Figure::Memory,
         &[
             ("memory idle, server", memory),
             ("memory idle, edge", memory),
@@ -260,23 +271,31 @@ const FIGURES: &[RowGroup] = &[
         ],
         |_, proxy| resident(proxy),
     ),
-    rounds(&[("one download", rate), ("CPU of both processes per GiB of it", seconds)], |bench, proxy| {
-        bench.bulk_of(proxy, Kind::Download, 1)
-    }),
-    rounds(&[("one upload", rate), ("CPU of both processes per GiB of it", seconds)], |bench, proxy| {
-        bench.bulk_of(proxy, Kind::Upload, 1)
-    }),
     rounds(
+        Figure::Bulk,
+        &[("one download", rate), ("CPU of both processes per GiB of it", seconds)],
+        |bench, proxy| bench.bulk_of(proxy, Kind::Download, 1),
+    ),
+    rounds(
+        Figure::Bulk,
+        &[("one upload", rate), ("CPU of both processes per GiB of it", seconds)],
+        |bench, proxy| bench.bulk_of(proxy, Kind::Upload, 1),
+    ),
+    rounds(
+        Figure::Bulk,
         &[("eight downloads", rate), ("CPU of both processes per GiB of them", seconds)],
         |bench, proxy| bench.bulk_of(proxy, Kind::Download, 8),
     ),
-    rounds(&[("eight uploads", rate), ("CPU of both processes per GiB of them", seconds)], |bench, proxy| {
-        bench.bulk_of(proxy, Kind::Upload, 8)
-    }),
-    rounds(&[("echo of 64 bytes, idle, p50", micros)], |bench, proxy| {
+    rounds(
+        Figure::Bulk,
+        &[("eight uploads", rate), ("CPU of both processes per GiB of them", seconds)],
+        |bench, proxy| bench.bulk_of(proxy, Kind::Upload, 8),
+    ),
+    rounds(Figure::Echo, &[("echo of 64 bytes, idle, p50", micros)], |bench, proxy| {
         Ok(vec![Echo::tight(&proxy.ways.echo, bench.time(2.0)).measure(None)?.p50()])
     }),
     rounds(
+        Figure::Loaded,
         &[("echo next to four downloads, p99", micros), ("the four downloads meanwhile", rate)],
         |bench, proxy| {
             let (echoes, moved) = bench.echoes_next_to(proxy, Kind::Download)?;
@@ -284,6 +303,7 @@ const FIGURES: &[RowGroup] = &[
         },
     ),
     rounds(
+        Figure::Open,
         &[
             ("new session to first echoed byte, p50", micros),
             ("fifty loops of that, sessions a second", short),
@@ -293,6 +313,7 @@ const FIGURES: &[RowGroup] = &[
         |bench, proxy| bench.set_up(proxy),
     ),
     rounds(
+        Figure::Stalled,
         &[
             ("echo with pauses, p99", micros),
             ("the same next to one reader that has stopped", micros),
@@ -301,6 +322,7 @@ const FIGURES: &[RowGroup] = &[
         |bench, proxy| bench.one_stalled(proxy),
     ),
     once(
+        Figure::Tail,
         &[
             ("whole files of 5, the target ending while the client sends", count),
             ("response after the client has ended its direction", yes),
@@ -308,6 +330,7 @@ const FIGURES: &[RowGroup] = &[
         |_, proxy| ends(proxy),
     ),
     rounds(
+        Figure::Cut,
         &[
             ("line between server and edge reset: its sessions survive", yes),
             ("the same: until a new session works", seconds),
@@ -315,6 +338,7 @@ const FIGURES: &[RowGroup] = &[
         |_, proxy| cut(proxy),
     ),
     rounds(
+        Figure::Restart,
         &[
             ("server killed and started again: its sessions survive", yes),
             ("the same: until a new session works", seconds),
