@@ -56,7 +56,7 @@ impl Registry {
 }
 
 impl Conflicts {
-    /// Records that a process at a peer was refused the name. The oldest names make room.
+    /// Records that a process at a peer was refused the name. Only names refused over [`MIN_TRACKED`] ago make room.
     fn record_refused(&self, node: &NodeName, from: Option<Instance>) {
         let mut all = self.0.lock();
         if all.len() >= MAX_TRACKED_NAMES {

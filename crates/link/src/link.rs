@@ -197,6 +197,11 @@ impl Link {
         state.queue.waiting.replies.len() + state.queue.queued_entries()
     }
 
+    /// Returns the number of signals and replies that wait to be sent; sessions take turns with them.
+    pub fn waiting_replies(&self) -> usize {
+        self.lock().queue.waiting.replies.len()
+    }
+
     /// Takes a frame from the source in its turn, and queues the source again if it has more to send. A relayed source
     /// that has sent its last frame leaves the link.
     fn take_frame(&self, mut turn: Turn, now: Instant) -> Option<Frame> {

@@ -105,7 +105,7 @@ impl AnnouncementLink {
     /// Announces the present state of these nodes, in pieces that leave room on the link for other frames.
     async fn send(&self, nodes: impl IntoIterator<Item = NodeName>, registry: &Registry, own: Instance) {
         for node in nodes {
-            while self.link.waiting() >= MAX_QUEUED
+            while self.link.waiting_replies() >= MAX_QUEUED
                 || !self.link.signal(&node, FrameKind::Found(registry.found(&node, UNSOLICITED, own)))
             {
                 sleep(QUEUE_FULL_PAUSE).await;
@@ -119,7 +119,8 @@ pub(crate) const UNSOLICITED: u64 = 0;
 /// Maximum number of pending announcements to one peer: more than a server has nodes. If a node is left out, the peer
 /// finds it by asking, or is told that it is not here.
 const MAX_PENDING: usize = 50_000;
-/// Maximum number of frames that wait on a link when another announcement is added.
+/// Maximum number of signals and replies that wait on a link when another announcement is added. Sessions do not count:
+/// they take turns with announcements, however many have data.
 const MAX_QUEUED: usize = 100;
 /// The pause before another attempt when that many wait.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(5);

@@ -92,10 +92,13 @@ impl RequestFromEdge {
 /// longer allowed. Returns when draining starts.
 pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
     let mut changes = shared.judged.changes();
-    while drain.run_until(changes.changed()).await.is_some() {
-        let relayed = stream::iter(shared.link_context.table.relays.of_edges());
-        relayed.for_each_concurrent(MAX_SEARCHES, |session| judge_relay(session, &shared)).await;
-    }
+    let judging = async {
+        while changes.changed().await.is_ok() {
+            let relayed = stream::iter(shared.link_context.table.relays.of_edges());
+            relayed.for_each_concurrent(MAX_SEARCHES, |session| judge_relay(session, &shared)).await;
+        }
+    };
+    drain.run_until(judging).await;
 }
 
 async fn judge_relay(session: RelayedEdgeSession, shared: &Arc<ServerContext>) {

@@ -13,7 +13,10 @@ use crate::registry::peers::peer_dialer::PeerDialer;
 use crate::registry::peers::tests::{peers, settled};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_proto::frame::Remote;
+use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_proto::frame::{Remote, SessionCategory};
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::Target;
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -94,6 +97,26 @@ async fn announcements_leave_room_on_a_link_for_other_signals() {
     assert_eq!(slow.waiting(), MAX_QUEUED);
     assert!(slow.signal(&node(1), FrameKind::Find(5)), "a question has room");
     assert_eq!(count_announced(&slow).await, 5000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_that_wait_for_their_turn_hold_no_announcement_back() {
+    let (peers, _addresses, _made) = peers(&[]);
+    link_nodes(&peers, 1);
+    let busy = link(1, 7);
+    let windows = WindowLimits { start: 1000, max: 1000 };
+    let limits =
+        SessionLimits { windows, memory: 1 << 20, sessions: MAX_QUEUED, resume_timeout: Duration::ZERO };
+    let table = SessionTable::new(Instance::random(), limits, Metrics::server("", ""));
+    let target: Target = "127.0.0.1:22".parse().unwrap();
+    let sessions: Vec<_> = (0..MAX_QUEUED)
+        .map(|_| table.open(node(1), target.clone(), SessionCategory::Ssh, String::new(), "").unwrap())
+        .collect();
+    sessions.iter().for_each(|session| session.ask(&busy, None));
+    assert!(busy.waiting() >= MAX_QUEUED);
+    peers.add_incoming(&busy, false);
+    settled().await;
+    assert_eq!(taken(&busy), [(node(0), true)]);
 }
 
 #[tokio::test(start_paused = true)]
