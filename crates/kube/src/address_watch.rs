@@ -12,11 +12,9 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
 
 use crate::address_watch::disputes::DisputeLogLimiter;
-use crate::address_watch::partial_objects::{
-    PartialEndpointSlice, PartialObject, PartialPod, PartialService, sides,
-};
+use crate::address_watch::partial_objects::{PartialEndpointSlice, PartialObject, PartialService, sides};
 use crate::cluster::{Cluster, ClusterError};
-use crate::partial::PartialNode;
+use crate::partial::{PartialNode, PartialPod};
 use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::addresses::cluster_state::ServiceSide;

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeAddress};
+use k8s_openapi::api::core::v1::{Node, NodeAddress, Pod, PodIP};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt as _};
 use serde::{Deserialize, Deserializer};
@@ -23,18 +24,51 @@ pub(crate) struct PartialNode {
     pub(crate) status: PartialNodeStatus,
 }
 
-/// The metadata of a Node that is read. Its annotations and managed fields may be most of the object.
+/// The fields that are read of a pod.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PartialPod {
+    #[serde(deserialize_with = "metadata")]
+    pub(crate) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(crate) spec: PodSpec,
+    #[serde(default)]
+    pub(crate) status: PodStatus,
+}
+
+/// The part of a pod's spec that is read: its node, and whether it uses the node's network.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodSpec {
+    pub(crate) node_name: Option<String>,
+    pub(crate) host_network: bool,
+}
+
+/// The part of a pod's status that is read: its phase and its addresses.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+pub(crate) struct PodStatus {
+    pub(crate) phase: String,
+    #[serde(rename = "podIPs")]
+    pub(crate) pod_ips: Vec<PodIP>,
+}
+
+/// The metadata that is read. Annotations and managed fields may be most of an object.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct NodeMetadata {
+struct Metadata {
     name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
     resource_version: Option<String>,
+    deletion_timestamp: Option<Time>,
     labels: Option<BTreeMap<String, String>>,
 }
 
-fn metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
-    let NodeMetadata { name, resource_version, labels } = NodeMetadata::deserialize(from)?;
-    Ok(ObjectMeta { name, resource_version, labels, ..ObjectMeta::default() })
+pub(crate) fn metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    let Metadata { name, namespace, uid, resource_version, deletion_timestamp, labels } =
+        Metadata::deserialize(from)?;
+    let rest = ObjectMeta::default();
+    Ok(ObjectMeta { name, namespace, uid, resource_version, deletion_timestamp, labels, ..rest })
 }
 
 /// The part of a Node's spec that is read: the networks of its pods.
@@ -129,3 +163,4 @@ macro_rules! part_of {
 pub(crate) use part_of;
 
 part_of!(PartialNode, Node);
+part_of!(PartialPod, Pod);

@@ -2,7 +2,6 @@
 
 pub mod jwt;
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -10,10 +9,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use aws_lc_rs::digest::{SHA256, digest};
 use http::Request;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::PostParams;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::{Mutex as AsyncMutex, watch};
@@ -21,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::partial::part_of;
+use crate::partial::PartialPod;
 use crate::pod_tokens::jwt::{BoundPod, Claims, KeySet};
 use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods};
@@ -81,22 +79,6 @@ struct ReviewAnswer {
     until: Instant,
     pod: Result<Option<String>, String>,
 }
-
-/// The fields that are read of a pod.
-#[derive(Debug, Clone, Deserialize)]
-struct PartialPod {
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: PartialPodSpec,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct PartialPodSpec {
-    node_name: Option<String>,
-}
-
-part_of!(PartialPod, Pod);
 
 /// The part of kube-apiserver's description of itself that is read.
 #[derive(Deserialize)]

@@ -1,18 +1,18 @@
 //! Partial types of Kubernetes objects. Other fields are skipped and never held in memory as values.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{self as whole, ConfigMap, PodIP, ServiceStatus};
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceStatus};
 use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointSlice};
 use kube::Resource;
 use kube::api::ObjectMeta;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use crate::endpoint_watch::SERVICE_LABEL;
-use crate::partial::{PartialNode, part_of};
+use crate::partial::{PartialNode, PartialPod, metadata, part_of};
 use tunnel_base::addresses::cluster_state::{
     ClusterState, KubeEndpointSlice, KubeNode, KubePod, KubeService, ReadyEndpoint, ServicePort, ServiceSide,
 };
@@ -32,32 +32,6 @@ pub(crate) trait PartialObject:
     fn facts(self) -> Option<Self::Facts>;
 }
 
-part_of!(PartialPod, whole::Pod);
-
-/// The metadata that is read. Of all labels only the one that names a slice's Service is kept.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Meta {
-    name: Option<String>,
-    namespace: Option<String>,
-    resource_version: Option<String>,
-    #[serde(default)]
-    labels: SliceLabels,
-}
-
-/// The only label that is read: in an EndpointSlice it names the Service.
-#[derive(Deserialize, Default)]
-struct SliceLabels {
-    #[serde(rename = "kubernetes.io/service-name")]
-    service: Option<String>,
-}
-
-fn meta<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
-    let Meta { name, namespace, resource_version, labels } = Meta::deserialize(from)?;
-    let labels = labels.service.map(|service| BTreeMap::from([(SERVICE_LABEL.to_owned(), service)]));
-    Ok(ObjectMeta { name, namespace, resource_version, labels, ..ObjectMeta::default() })
-}
-
 impl PartialObject for PartialNode {
     type Facts = KubeNode;
 
@@ -73,34 +47,6 @@ impl PartialObject for PartialNode {
             pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
         })
     }
-}
-
-/// The fields of a pod that the address book uses; read instead of the whole object.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct PartialPod {
-    #[serde(deserialize_with = "meta")]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: PodSpec,
-    #[serde(default)]
-    status: PodStatus,
-}
-
-/// The part of a pod's spec that is read: its node, and whether it uses the node's network.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct PodSpec {
-    node_name: Option<String>,
-    host_network: bool,
-}
-
-/// The part of a pod's status that is read: its phase and its addresses.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default)]
-struct PodStatus {
-    phase: String,
-    #[serde(rename = "podIPs")]
-    pod_ips: Vec<PodIP>,
 }
 
 impl PartialObject for PartialPod {
@@ -122,13 +68,13 @@ pub(super) fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Box<[IpAddr
     texts.filter_map(|text| text.parse().ok()).collect()
 }
 
-part_of!(PartialService, whole::Service);
+part_of!(PartialService, Service);
 part_of!(PartialEndpointSlice, EndpointSlice);
 
 /// The fields of a Service that the address book uses; read instead of the whole object.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PartialService {
-    #[serde(deserialize_with = "meta")]
+    #[serde(deserialize_with = "metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: ServiceSpec,
@@ -188,7 +134,7 @@ impl PartialObject for PartialService {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PartialEndpointSlice {
-    #[serde(deserialize_with = "meta")]
+    #[serde(deserialize_with = "metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
     address_type: String,
