@@ -61,6 +61,7 @@ mod readme;
 mod refusals;
 mod release;
 mod resolver;
+mod restore;
 mod servers;
 mod settings;
 mod silent;

@@ -99,7 +99,7 @@ fn the_first_two_commands_of_the_readme_are_run_by_ci_and_the_demo() {
 }
 
 /// The commands of a section, one block after the other.
-struct Steps(std::vec::IntoIter<Vec<String>>);
+pub(crate) struct Steps(std::vec::IntoIter<Vec<String>>);
 
 impl Steps {
     /// Those of the README.
@@ -107,7 +107,7 @@ impl Steps {
         Self::on("README.md", section)
     }
 
-    fn on(page: &str, section: &str) -> Self {
+    pub(crate) fn on(page: &str, section: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
         let text = std::fs::read_to_string(path).unwrap();
         let (_, section) = text.split_once(&format!("{section}\n")).expect(section);
@@ -118,7 +118,7 @@ impl Steps {
         Self(blocks.into_iter())
     }
 
-    fn next(&mut self) -> Vec<String> {
+    pub(crate) fn next(&mut self) -> Vec<String> {
         self.0.next().expect("one more block of commands")
     }
 
