@@ -66,6 +66,8 @@ pub struct Environment {
     pub edge_no_proxy: Option<String>,
     /// The HTTP proxy through which servers are dialled.
     pub proxy: ProxyVariables,
+    /// `STATE_DIRECTORY`: the directory in which this process keeps files; of several that systemd names, the first.
+    pub state_dir: Option<PathBuf>,
     /// `XDG_RUNTIME_DIR`: the directory for sockets of this user's programs.
     pub runtime_dir: Option<PathBuf>,
     /// This user's `client.toml`, below `XDG_CONFIG_HOME` or `HOME`.
@@ -170,6 +172,7 @@ impl Environment {
                     .map(SecretString::new),
                 no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
             },
+            state_dir: variable("STATE_DIRECTORY").and_then(|dirs| Some(dirs.split(':').next()?.into())),
             runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
             client_file: config_home(&variable).map(|dir| dir.join("tunnel/client.toml")),
             home: variable("HOME").map(PathBuf::from).filter(|dir| dir.is_absolute()),

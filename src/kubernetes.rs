@@ -5,11 +5,12 @@ pub(crate) mod api;
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
-use tunnel_base::addresses::cluster_state::{KnownEdgePods, ServiceEndpoints};
+use tunnel_base::addresses::cluster_state::{KnownEdgePods, KnownNodes, ServiceEndpoints};
 use tunnel_base::policy::tokens::{PodProof, TokenError};
 use tunnel_net::limiter::Source;
 
@@ -24,11 +25,11 @@ pub(crate) struct ServerPods {
     pub(crate) unwatched: watch::Receiver<Option<String>>,
 }
 
+/// The Nodes, and who judges the tokens of edges' pods, if the config has their ServiceAccount.
+pub(crate) type EdgeWatches = (watch::Receiver<KnownNodes>, Option<Arc<dyn PodTokenReviewer>>);
+
 /// Judges the ServiceAccount tokens of edges' pods.
 pub(crate) trait PodTokenReviewer: Debug + Send + Sync {
-    /// Returns true if that is a token to review.
-    fn recognizes(&self, token: &str) -> bool;
-
     /// Returns what a token from this source proves. [`TokenError::PodTokenUnchecked`] says that this is not known now.
     fn review<'a>(&'a self, token: &'a str, from: &'a Source) -> BoxFuture<'a, Result<PodProof, TokenError>>;
 

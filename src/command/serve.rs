@@ -135,7 +135,7 @@ pub fn read_copy(
     variable: fn(&str) -> Option<String>,
     startup: &mut StartupErrorCollector,
 ) -> Option<ReadConfig> {
-    let copy = copy_of(path, variable)?;
+    let copy = copy_of(path, &Environment::read(variable))?;
     let text = files::read_text(&copy).ok()?;
     if files::read_text(path).is_ok_and(|file| file == text) {
         return None;
@@ -170,16 +170,14 @@ pub fn examine(
     let environment =
         Environment { kubeconfig: kubeconfig.map(Path::to_owned), ..Environment::read(variable) };
     let (settings, warnings) = startup.settings(examine(&text, &environment));
-    let copy = if role == Role::Edge { copy_of(path, variable) } else { None };
+    let copy = if role == Role::Edge { copy_of(path, &environment) } else { None };
     Ok((settings, ConfigFile { path: path.to_owned(), text, environment, copy }, warnings))
 }
 
 /// Returns the path of the last good copy of an edge's config file, in the directory that systemd makes for the service.
 /// `None` without such a directory.
-fn copy_of(config: &Path, variable: fn(&str) -> Option<String>) -> Option<PathBuf> {
-    // systemd separates several directories by colons.
-    let directories = variable("STATE_DIRECTORY")?;
-    let directory = Path::new(directories.split(':').next()?);
+fn copy_of(config: &Path, environment: &Environment) -> Option<PathBuf> {
+    let directory = environment.state_dir.as_ref()?;
     // Several edges of a machine may share the directory.
     let config = std::path::absolute(config).ok()?;
     let name = config.to_str()?.trim_start_matches('/').replace('/', "-");

@@ -125,12 +125,16 @@ pub struct ServiceAccountConfig {
     pub audience: String,
     /// Whether edges may link while kube-apiserver does not answer, for a day at most: those of pods that this server
     /// knew before, if a published key of kube-apiserver has signed their tokens. Links then outlive tokens that the
-    /// kubelet cannot renew. All others wait. The audit log names them.
+    /// kubelet cannot renew. All others wait. The audit log names them. If STATE_DIRECTORY is set, a server that starts
+    /// meanwhile knows what the one before it knew, by the file known-pods.json there.
     #[educe(Default = true)]
     pub outage: bool,
     /// The cluster of the pods.
     #[serde(skip)]
     pub cluster: ClusterSettings,
+    /// The file in which the server keeps what it knows of them.
+    #[serde(skip)]
+    pub file: Option<PathBuf>,
 }
 
 /// Reads `[server.service_account]`. Returns `None` if no tokens of ServiceAccounts are accepted.
@@ -143,7 +147,9 @@ pub(crate) fn service_account(
     let account: ServiceAccountConfig = table.fields(report);
     let cluster = required_cluster(&table, "name", account.name.is_some(), env, report);
     table.close(&account, report);
-    Some(ServiceAccountConfig { cluster: cluster?, ..account })
+    let dir = env.state_dir.as_ref().filter(|_| account.outage);
+    let file = dir.map(|dir| dir.join("known-pods.json"));
+    Some(ServiceAccountConfig { cluster: cluster?, file, ..account })
 }
 
 /// One of the names in a certificate.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::admin::readiness::Readiness;
-use crate::kubernetes::{PodTokenReviewer, ServerPods};
+use crate::kubernetes::{EdgeWatches, PodTokenReviewer, ServerPods};
 use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
 use tunnel_base::addresses::AddressBook;
@@ -59,10 +59,11 @@ impl KubernetesView {
             let pod = &settings.pod_name;
             with_kubernetes!(api::server::keep::node_names(names, pod, readiness, drain), else unchanging())
         });
+        let (nodes, pod_tokens) = follow_nodes(settings, readiness, drain).unzip();
         Self {
             pods: follow_pods(settings, grpc, drain),
-            nodes: follow_nodes(settings, readiness, drain),
-            pod_tokens: follow_edge_pods(settings, readiness, drain),
+            nodes,
+            pod_tokens: pod_tokens.flatten(),
             addresses: book,
             ports,
             service_addresses,
@@ -84,28 +85,16 @@ fn follow_pods(settings: &ServerConfig, grpc: u16, drain: &Drain) -> Option<Serv
     with_kubernetes!(Some(api::server::cluster::follow_pods(cluster, service, own, drain)), else None)
 }
 
-/// Follows the pods of edges, if the config has their ServiceAccount.
-fn follow_edge_pods(
-    settings: &ServerConfig,
-    readiness: &Readiness,
-    drain: &Drain,
-) -> Option<Arc<dyn PodTokenReviewer>> {
-    let account = settings.service_account.as_ref()?;
-    with_kubernetes!(Some(api::server::pod_tokens::follow(account, readiness, drain)), else None)
-}
-
-/// Watches the Nodes, if the config uses anything that requires the permission to list them.
-fn follow_nodes(
-    settings: &ServerConfig,
-    readiness: &Readiness,
-    drain: &Drain,
-) -> Option<watch::Receiver<KnownNodes>> {
+/// Watches the Nodes, if the config uses anything that requires the permission to list them, and the pods of edges, if
+/// it has their ServiceAccount.
+fn follow_nodes(settings: &ServerConfig, readiness: &Readiness, drain: &Drain) -> Option<EdgeWatches> {
     let names = settings.node_names.as_ref();
     let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
     let cluster = settings.addresses.cluster.as_ref();
-    let tokens = settings.service_account.as_ref().map(|account| &account.cluster);
-    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(tokens);
+    let account = settings.service_account.as_ref();
+    let cluster = cluster.or(certificates.map(|csr| &csr.cluster));
+    let cluster = cluster.or(account.map(|account| &account.cluster));
     let cluster = cluster.or(names.map(|names| &names.cluster))?;
     let edges = names.map(|names| names.edges.clone());
-    with_kubernetes!(Some(api::server::cluster::follow_nodes(cluster, edges, readiness, drain)), else None)
+    with_kubernetes!(Some(api::server::cluster::follow_nodes(cluster, edges, account, readiness, drain)), else None)
 }

@@ -23,7 +23,9 @@ use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, PodProof, TokenError};
+use tunnel_base::policy::tokens::{
+    MIN_TOKEN_BYTES, NodeTokens, PodProof, TokenError, is_service_account_token,
+};
 use tunnel_link::grpc::accept::CallerCertificate;
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
@@ -200,14 +202,14 @@ impl EdgeAuthenticator {
             return Ok(());
         }
         let name = credentials.hello.node.as_str().to_ascii_lowercase();
-        let pod_tokens =
-            self.pod_tokens.as_ref().filter(|tokens| tokens.recognizes(&credentials.hello.token));
+        let token = &credentials.hello.token;
+        let pod_tokens = self.pod_tokens.as_ref().filter(|_| is_service_account_token(token));
         let Some(pod_tokens) = pod_tokens else {
             return self.judge_token(from, &name, || self.check_token(credentials)).await;
         };
         let from = Source::of(from);
         self.guesses.judge(from, &name, || Ok::<_, TokenError>(()))?;
-        let reviewed = match pod_tokens.review(&credentials.hello.token, &from).await {
+        let reviewed = match pod_tokens.review(token, &from).await {
             Ok(proof) if proof.node != credentials.hello.node => {
                 Err(TokenError::PodToken(format!("its pod is on Node {}", proof.node)))
             }
@@ -524,7 +526,7 @@ mod tests {
         EdgeAuthenticator::new(tokens, Arc::default(), nodes, true, pods)
     }
 
-    /// Takes `pod NODE` as the token of a pod on that node, unless it has to fail. Counts reviews.
+    /// Takes `eyJ.NODE.` as the token of a pod on that node, unless it has to fail. Counts reviews.
     #[derive(Debug, Default)]
     struct FakeReviewer {
         review: Mutex<Option<TokenError>>,
@@ -542,17 +544,18 @@ mod tests {
     }
 
     impl PodTokenReviewer for FakeReviewer {
-        fn recognizes(&self, token: &str) -> bool {
-            token.starts_with("pod ")
-        }
-
         fn review<'a>(
             &'a self,
             token: &'a str,
             _: &'a Source,
         ) -> BoxFuture<'a, Result<PodProof, TokenError>> {
             *self.reviews.lock() += 1;
-            let proof = PodProof { node: node(&token[4..]), pod: "a".into(), uid: "u".into(), ends: 0 };
+            let proof = PodProof {
+                node: node(token[4..].trim_end_matches('.')),
+                pod: "a".into(),
+                uid: "u".into(),
+                ends: 0,
+            };
             std::future::ready(self.review.lock().clone().map_or(Ok(proof), Err)).boxed()
         }
 
@@ -645,35 +648,35 @@ mod tests {
             let judged = links.authenticate_caller(&mut credentials, from).await;
             judged.map(|()| credentials)
         };
-        let unknown = call("node1", "pod node1").await;
+        let unknown = call("node1", "eyJ.node1.").await;
         assert!(matches!(unknown, Err(GuessError::Unknown(TokenError::NodesUnknown(_)))), "{unknown:?}");
         nodes.send_replace(known([("node1", true), ("cp1", false)]));
-        let linked = call("Node1", "pod node1").await.unwrap();
+        let linked = call("Node1", "eyJ.node1.").await.unwrap();
         assert!(linked.pod.is_some_and(|pod| pod.node == node("node1")) && linked.hello.token.is_empty());
         assert!(call("node1", "right").await.is_ok(), "other tokens are valid as before");
-        let gone = call("node2", "pod node2").await;
+        let gone = call("node2", "eyJ.node2.").await;
         assert!(matches!(gone, Err(GuessError::Wrong(TokenError::NoNode(..)))), "{gone:?}");
 
         let reviews = *pods.reviews.lock();
         for (name, expected) in
             [("cp1", TokenError::NoEdge(node("cp1"))), ("node9", TokenError::Blocked(node("node9")))]
         {
-            let refused = call(name, &format!("pod {name}")).await;
+            let refused = call(name, &format!("eyJ.{name}.")).await;
             assert_eq!(refused.err(), Some(GuessError::Wrong(expected)));
         }
         assert_eq!(*pods.reviews.lock(), reviews, "kube-apiserver is not asked");
 
         *pods.review.lock() = Some(TokenError::PodTokenUnchecked("away".into()));
         for _ in 0..20 {
-            assert!(matches!(call("node1", "pod node1").await, Err(GuessError::Unknown(_))));
+            assert!(matches!(call("node1", "eyJ.node1.").await, Err(GuessError::Unknown(_))));
         }
         *pods.review.lock() = None;
         for _ in 0..MAX_WRONG_TOKENS {
-            let stolen = call("node1", "pod node2").await;
+            let stolen = call("node1", "eyJ.node2.").await;
             assert!(matches!(stolen, Err(GuessError::Wrong(TokenError::PodToken(_)))), "{stolen:?}");
         }
         let reviews = *pods.reviews.lock();
-        assert_eq!(call("node1", "pod node1").await.err(), Some(GuessError::TooMany));
+        assert_eq!(call("node1", "eyJ.node1.").await.err(), Some(GuessError::TooMany));
         assert_eq!(*pods.reviews.lock(), reviews);
     }
 
@@ -693,7 +696,7 @@ mod tests {
             let watching = links.clone().watch_revocations(Registry::new(metrics), table, drain.clone());
             drain.spawn(info_span!("tokens"), watching);
             let link = Link::new(LinkId(1), Remote::Edge(node("node1")), Some(Instance::random()));
-            let mut credentials = credentials("pod node1", None);
+            let mut credentials = credentials("eyJ.node1.", None);
             links.authenticate_caller(&mut credentials, [10, 0, 0, 1].into()).await.unwrap();
             links.track(&link, &credentials);
             sleep(3 * TOKEN_CHECK_INTERVAL).await;

@@ -23,14 +23,15 @@ pub struct NodeWatch {
 }
 
 impl NodeWatch {
-    /// Creates a watch; sends no request. `own` is the edge label from the config, with its value. Calls `report` when the
+    /// Creates a watch; sends no request. `known` is what an earlier process knew, `own` is the edge label from the config, with its value. Calls `report` when the
     /// watch works or fails; it must not block.
     pub fn new(
         cluster: Cluster,
         own: Option<(String, String)>,
+        known: KnownNodes,
         report: impl Fn(Result<(), String>) + Send + Sync + 'static,
     ) -> Self {
-        let known = watch::Sender::new(None);
+        let known = watch::Sender::new(known);
         Self { cluster, labels: edge_labels(own), known, report: Box::new(report) }
     }
 
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn nodes_are_known_once_their_list_is_complete_and_follow_each_change() {
-        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None, drop);
+        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None, None, drop);
         let (mut seen, known) = (watch.known(), watch.known());
         let mut names = (&watch, WatchedObjects::default());
         let is = |expected: &[(&str, bool)]| {

@@ -1,8 +1,10 @@
 //! Edges prove their node by the token of their pod's ServiceAccount, which kube-apiserver reviews.
 
-pub mod jwt;
+mod jwt;
+pub mod last_known;
 
 use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -21,8 +23,9 @@ use tracing::{debug, info};
 use crate::cluster::{Cluster, ClusterError};
 use crate::partial::PartialPod;
 use crate::pod_tokens::jwt::{BoundPod, Claims, KeySet};
+use crate::pod_tokens::last_known::{KnownKeys, LastKnown, keep};
 use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
-use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods};
+use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods, KnownNodes};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::policy::tokens::{PodProof, TokenError};
@@ -40,6 +43,8 @@ pub struct PodTokenSettings {
     pub audience: String,
     /// Whether pods that are known may link, and links outlive their tokens, while kube-apiserver is away.
     pub outage: bool,
+    /// The file in which the next process finds what this one knows.
+    pub file: Option<PathBuf>,
 }
 
 /// Judges the tokens of edges' pods, and follows the pods.
@@ -50,8 +55,7 @@ pub struct PodTokens {
     /// The client for reviews, with the name of the ServiceAccount as a user.
     client: Mutex<Option<(Client, String)>>,
     pods: watch::Sender<KnownEdgePods>,
-    /// The keys of kube-apiserver, and its name as an issuer.
-    keys: Mutex<Option<(String, KeySet)>>,
+    keys: watch::Sender<KnownKeys>,
     /// What was answered about each token, by its hash. An answer that is awaited is locked.
     answers: Mutex<HashMap<[u8; 32], AnswerSlot>>,
     /// Shared fairly by sources: a token that nobody has signed also costs a review.
@@ -63,7 +67,7 @@ pub struct PodTokens {
 /// When kube-apiserver did not answer.
 #[derive(Debug, Default)]
 struct Outage {
-    /// Since when the pods are not watched.
+    /// Since when the pods are not watched; at the start, the age of what is known of them.
     since: Option<Instant>,
     /// The last time.
     last: Option<Instant>,
@@ -87,19 +91,22 @@ struct Discovery {
 }
 
 impl PodTokens {
-    /// Creates it; sends no request. Calls `report` when the watch of pods works or fails; it must not block.
+    /// Creates it with what an earlier process knew; sends no request. Calls `report` when the watch of pods works or
+    /// fails; it must not block.
     pub fn new(
         settings: PodTokenSettings,
+        LastKnown { pods, keys, age, .. }: LastKnown,
         report: impl Fn(Result<(), String>) + Send + Sync + 'static,
     ) -> Arc<Self> {
+        let since = age.and_then(|age| Instant::now().checked_sub(age));
         Arc::new(Self {
             settings,
             client: Mutex::default(),
-            pods: watch::Sender::new(None),
-            keys: Mutex::default(),
+            pods: watch::Sender::new(pods),
+            keys: watch::Sender::new(keys),
             answers: Mutex::default(),
             reviews: FairLimiter::new(REVIEWS),
-            outage: Mutex::default(),
+            outage: Mutex::new(Outage { since, ..Outage::default() }),
             report: Box::new(report),
         })
     }
@@ -109,8 +116,8 @@ impl PodTokens {
         self.pods.subscribe()
     }
 
-    /// Follows the pods and the keys until draining starts.
-    pub async fn follow(self: Arc<Self>, drain: Drain) {
+    /// Follows the pods and the keys until draining starts, and writes the file of these and the Nodes.
+    pub async fn follow(self: Arc<Self>, nodes: watch::Receiver<KnownNodes>, drain: Drain) {
         let of_account = format!("spec.serviceAccountName={}", self.settings.account);
         let pods = ObjectWatcher {
             cluster: &self.settings.cluster,
@@ -118,7 +125,8 @@ impl PodTokens {
             which: watcher::Config::default().fields(&of_account),
         };
         let pods = Box::pin(pods.run(Api::namespaced, (&*self, WatchedObjects::default())));
-        drain.run_until(async { tokio::join!(pods, self.follow_keys()) }).await;
+        let keep = keep(self.settings.file.clone(), nodes, self.pods(), self.keys.subscribe());
+        drain.run_until(async { tokio::join!(pods, self.follow_keys(), keep) }).await;
     }
 
     /// Returns what a token from this source proves. Waits for the answer of kube-apiserver, unless there is one from before.
@@ -241,7 +249,7 @@ impl PodTokens {
         if !self.settings.outage {
             return unknown("outage = false in [server.service_account]");
         }
-        let keys = self.keys.lock();
+        let keys = self.keys.borrow();
         let Some((issuer, keys)) = &*keys else { return unknown("its keys are not known yet") };
         if claims.iss != *issuer || !keys.has_signed(token) {
             return Err(TokenError::PodToken("no key of kube-apiserver has signed it".to_owned()));
@@ -294,7 +302,7 @@ impl PodTokens {
             let fetched = timeout(REVIEW_TIMEOUT, self.fetch_keys()).await;
             let again = match fetched.map_err(|_| ClusterError::Silent).flatten() {
                 Ok(keys) => {
-                    *self.keys.lock() = Some(keys);
+                    self.keys.send_replace(Some(keys));
                     KEYS_INTERVAL
                 }
                 Err(error) => {

@@ -72,7 +72,12 @@ impl Manifests {
         );
         mounted(&dir, &self.place, &config);
         std::fs::write(dir.join("token/token"), "default:shared\n").unwrap();
-        let env = [("POD_IP", "127.0.0.1"), ("POD_NAME", "tunnel-cloud-0"), ("POD_NAMESPACE", NAMESPACE)];
+        let env = [
+            ("POD_IP", "127.0.0.1"),
+            ("POD_NAME", "tunnel-cloud-0"),
+            ("POD_NAMESPACE", NAMESPACE),
+            ("STATE_DIRECTORY", self.place.path().to_str().unwrap()),
+        ];
         let k = format!("--kubeconfig={}", self.cluster.kubernetes.kubeconfig_as(PODS).display());
         self.server = Some(self.place.tunnel(("server", name), &config, &env, &[&k]));
     }
@@ -211,6 +216,12 @@ fn a_deleted_pod_or_node_ends_its_links_and_known_pods_link_without_kube_apiserv
     let another = token(&manifests, "edge-a", &one);
     let first = token(&manifests, "edge-b", &two);
 
+    let file = manifests.place.path().join("known-pods.json");
+    wait_until("pods, Nodes and keys are in the file", TIMEOUT, || {
+        let known = std::fs::read_to_string(&file).unwrap_or_default();
+        ["edge-b", "node2", "kid"].iter().all(|what| known.contains(what))
+    });
+
     manifests.cluster.kubernetes.stop();
     manifests.server().wait_for_log("watch failed");
     edge.terminate();
@@ -221,10 +232,17 @@ fn a_deleted_pod_or_node_ends_its_links_and_known_pods_link_without_kube_apiserv
     let (mut second, _) = manifests.edge("edge-b", "node2", &first);
     second.wait_for_log_of("server=", "linked");
 
-    // A server that starts meanwhile knows neither pods nor keys.
+    // A server that starts meanwhile knows the pods that the one before it knew, and no other.
     manifests.serve("cloud-again");
-    manifests.server().wait_for_log("the ServiceAccount token cannot be checked");
-    assert!(!manifests.server().log().contains("node is linked"));
+    for node in ["node1", "node2"] {
+        manifests.wait_for_node(node);
+    }
+    let known = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, known.replace("edge-b", "edge-c")).unwrap();
+    manifests.serve("cloud-with-other-pods");
+    manifests.wait_for_node("node1");
+    manifests.server().wait_for_log("only pods that were known before may link until it is back");
+    assert!(!manifests.server().log().contains("node is linked node=node2"));
     manifests.cluster.kubernetes.restart();
     for node in ["node1", "node2"] {
         manifests.wait_for_node(node);
@@ -236,7 +254,7 @@ fn a_deleted_pod_or_node_ends_its_links_and_known_pods_link_without_kube_apiserv
     manifests.server().wait_for_log("links ended: token revoked, pod or Node deleted");
     assert!(deleted.elapsed() < Duration::from_secs(10), "{:?}", deleted.elapsed());
     wait_until("its token is refused", TIMEOUT, || {
-        manifests.server.as_ref().unwrap().log().contains("the watch does not have its pod edge-a")
+        manifests.server.as_ref().unwrap().log().contains("the ServiceAccount token is refused: ")
     });
     let deleted = Instant::now();
     manifests.cluster.kubernetes.delete_everywhere::<Node>("node2");
@@ -252,6 +270,15 @@ fn a_deleted_pod_or_node_ends_its_links_and_known_pods_link_without_kube_apiserv
     });
     assert!(deleted.elapsed() < Duration::from_secs(10), "{:?}", deleted.elapsed());
     manifests.server().wait_for_log("Node node2, which does not exist in the cluster");
+
+    wait_until("deleted objects have left the file", TIMEOUT, || {
+        std::fs::read_to_string(&file)
+            .is_ok_and(|known| !known.contains("edge-a") && !known.contains("\"node2\":true"))
+    });
+    manifests.cluster.kubernetes.stop();
+    manifests.serve("cloud-after-deletions");
+    let (_again, _) = manifests.edge("edge-a-deleted", "node1", &another);
+    manifests.server().wait_for_log("only pods that were known before may link until it is back");
     edge.assert_running();
     second.assert_running();
 }

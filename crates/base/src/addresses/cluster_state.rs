@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::addresses::LocateError;
 use crate::addresses::object_index::{IndexKey, IndexKeys, ObjectIndex};
@@ -33,7 +34,7 @@ pub type KnownNodes = Option<BTreeMap<String, bool>>;
 pub type KnownEdgePods = Option<BTreeMap<String, EdgePod>>;
 
 /// A pod in which an edge runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct EdgePod {
     /// Distinguishes it from earlier and later pods of its name.
     pub uid: String,

@@ -102,6 +102,11 @@ pub struct PodProof {
     pub ends: u64,
 }
 
+/// Returns true if a token has the form of a ServiceAccount's, which no other token has by chance.
+pub fn is_service_account_token(token: &str) -> bool {
+    token.starts_with("eyJ") && token.bytes().filter(|byte| *byte == b'.').count() == 2
+}
+
 impl NodeTokens {
     /// Parses a file's text. A line without a colon is ignored, and an empty token authenticates no node; both are in
     /// [`Self::errors`]. Empty lines and lines that start with `#` are ignored.

@@ -6,8 +6,8 @@ use aws_lc_rs::signature::{
 };
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use tunnel_proto::printable::printable;
 
@@ -79,19 +79,14 @@ impl Claims {
     }
 }
 
-/// Returns true if a token has the form of a ServiceAccount's, which no other token has by chance.
-pub fn is_service_account_token(token: &str) -> bool {
-    token.starts_with("eyJ") && token.bytes().filter(|byte| *byte == b'.').count() == 2
-}
-
 /// The keys that kube-apiserver publishes, with which it signs tokens.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 pub(crate) struct KeySet {
     keys: Vec<PublishedKey>,
 }
 
 /// A published key. Its members are those of JSON Web Keys.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct PublishedKey {
     kid: String,

@@ -1,6 +1,10 @@
 use std::convert::Infallible;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::SystemTime;
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::{KeySize, PublicKeyComponents};
@@ -13,8 +17,10 @@ use http::Response;
 use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::time::advance;
+use tunnel_base::policy::tokens::is_service_account_token;
 
 use super::*;
+use crate::pod_tokens::last_known::PAUSE;
 
 const SUBJECT: &str = "system:serviceaccount:edge-system:tunnel-edge";
 const AUDIENCE: &str = "tunnel.cloud.io";
@@ -58,12 +64,19 @@ impl Apiserver {
 
     /// Returns what reviews tokens here, and knows pod `edge-a` on Node `shop-1`.
     fn tokens(&self, outage: bool) -> Arc<PodTokens> {
+        let tokens = self.tokens_with(outage, LastKnown::default());
+        tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u1"))].into()));
+        tokens
+    }
+
+    /// Returns what reviews tokens here, with what an earlier process knew.
+    fn tokens_with(&self, outage: bool, known: LastKnown) -> Arc<PodTokens> {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let account = "tunnel-edge".to_owned();
         let audience = AUDIENCE.to_owned();
-        let tokens = PodTokens::new(PodTokenSettings { cluster, account, audience, outage }, drop);
+        let settings = PodTokenSettings { cluster, account, audience, outage, file: None };
+        let tokens = PodTokens::new(settings, known, drop);
         self.connect(&tokens);
-        tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u1"))].into()));
         tokens
     }
 
@@ -150,12 +163,12 @@ async fn a_token_that_claims_something_else_is_refused_without_a_review() {
         assert!(why.contains(expected) && why.len() < 600, "{why}");
     }
     for text in ["eyJ..", "eyJhbGciOiJub25lIn0.bnVsbA.", "eyJ.eyJ.eyJ"] {
-        assert!(jwt::is_service_account_token(text));
+        assert!(is_service_account_token(text));
         assert_eq!(refusal(&tokens, text).await, "it is no token of a ServiceAccount");
     }
     assert_eq!(apiserver.asked.load(Relaxed), 0);
     for other in ["", "eyJhbGciOiJub25lIn0", "0123456789abcdef0123456789abcdef", "a.b.c"] {
-        assert!(!jwt::is_service_account_token(other), "{other}");
+        assert!(!is_service_account_token(other), "{other}");
     }
 }
 
@@ -271,7 +284,7 @@ async fn while_kube_apiserver_is_away_known_pods_return_by_its_keys_and_others_w
     let [(_, by_rsa), _] = &signers;
     let good = token_by(&json!({"alg": "RS256", "kid": "rsa"}), &claims(), by_rsa);
     assert!(unchecked_reason(&tokens, &good).await.contains("keys are not known"));
-    *tokens.keys.lock() = Some((ISSUER.to_owned(), keys));
+    tokens.keys.send_replace(Some((ISSUER.to_owned(), keys)));
     let asked = apiserver.asked.load(Relaxed);
     for (kid, sign) in &signers {
         apiserver.connect(&tokens);
@@ -387,4 +400,63 @@ async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is
     assert!(matches!(tokens.recheck(&valid), Err(TokenError::NoPod(_))), "another pod of its name");
     handler.on_event(Event::Delete(listed("u2")));
     assert!(matches!(tokens.recheck(&valid), Err(TokenError::NoPod(_))));
+}
+
+/// Runs what writes the file until the change is in it. Returns its text.
+async fn written(file: &Path, tokens: &PodTokens, change: impl FnOnce()) -> String {
+    let (_, nodes) = watch::channel(None);
+    let writing = keep(Some(file.to_owned()), nodes, tokens.pods(), tokens.keys.subscribe());
+    change();
+    let _ = timeout(2 * PAUSE, writing).await;
+    fs::read_to_string(file).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_starts_while_kube_apiserver_is_away_admits_the_pods_of_before_and_no_other() {
+    let apiserver = Apiserver::new();
+    *apiserver.is_up.lock() = false;
+    let (keys, [(_, by_rsa), _]) = published();
+    let head = json!({"alg": "RS256", "kid": "rsa"});
+    let good = token_by(&head, &claims(), &by_rsa);
+    let bound = json!({"pod": {"name": "edge-b", "uid": "u2"}});
+    let newer = token_by(&head, &with("kubernetes.io", bound), &by_rsa);
+
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("known-pods.json");
+    let before = apiserver.tokens(true);
+    let text = written(&file, &before, || {
+        before.keys.send_replace(Some((ISSUER.to_owned(), keys)));
+    })
+    .await;
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let restart = |age: Duration| {
+        let changed = File::options().append(true).open(&file).unwrap().set_modified(SystemTime::now() - age);
+        changed.unwrap();
+        apiserver.tokens_with(true, LastKnown::recall(Some(&file)))
+    };
+    let tokens = restart(MAX_OUTAGE - Duration::from_secs(60));
+    assert!(tokens.review(&good, &EDGE).await.is_ok());
+    apiserver.connect(&tokens);
+    assert!(unchecked_reason(&tokens, &newer).await.contains("only pods that were known before"));
+    advance(Duration::from_secs(60)).await;
+    apiserver.connect(&tokens);
+    assert!(unchecked_reason(&tokens, &good).await.contains("more than a day"));
+    let too_old = restart(MAX_OUTAGE + Duration::from_secs(60));
+    assert!(unchecked_reason(&too_old, &good).await.contains("its keys are not known yet"));
+
+    // The first list decides again, and a pod that is deleted leaves the file.
+    let listed: PartialPod =
+        serde_json::from_value(json!({"metadata": {"name": "edge-a", "uid": "u1"}})).unwrap();
+    let mut handler = (&*tokens, WatchedObjects::<EdgePod>::default());
+    let events = [Event::Init, Event::InitApply(listed.clone()), Event::InitDone, Event::Delete(listed)];
+    let after = written(&file, &tokens, || {
+        for event in events {
+            handler.on_event(event);
+        }
+    });
+    assert!(text.contains("edge-a") && !after.await.contains("edge-a"));
+    let tokens = restart(Duration::ZERO);
+    assert!(unchecked_reason(&tokens, &good).await.contains("only pods that were known before"));
+    fs::write(&file, &text[..text.len() / 2]).unwrap();
+    assert!(unchecked_reason(&restart(Duration::ZERO), &good).await.contains("its keys are not known yet"));
 }

@@ -4,19 +4,19 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use futures_util::future::BoxFuture;
-use tokio::sync::watch;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::cluster::ClusterSettings;
-use crate::kubernetes::ServerPods;
-use crate::kubernetes::api::server::access;
-use tunnel_base::addresses::cluster_state::KnownNodes;
+use crate::config::kubernetes::ServiceAccountConfig;
+use crate::kubernetes::api::server::{access, pod_tokens};
+use crate::kubernetes::{EdgeWatches, ServerPods};
 use tunnel_base::drain::Drain;
 use tunnel_base::record_store::RecordStore;
 use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords};
 use tunnel_kube::endpoint_watch::EndpointWatch;
 use tunnel_kube::node_watch::NodeWatch;
+use tunnel_kube::pod_tokens::last_known::LastKnown;
 
 /// Watches the pods of the servers. `service` is the Service that lists them, `own` this server's address with the
 /// gRPC port of all servers.
@@ -48,20 +48,23 @@ pub(crate) fn records(
     Box::new(ConfigMapRecords::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
 }
 
-/// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value. Problems with the
-/// cluster appear in `readiness`.
+/// Watches the Nodes of a cluster, and the pods of edges if the config has their ServiceAccount. `edges` is the label of
+/// edges from the config, with its value. Problems with the cluster appear in `readiness`.
 pub(crate) fn follow_nodes(
     cluster: &ClusterSettings,
     edges: Option<(String, String)>,
+    account: Option<&ServiceAccountConfig>,
     readiness: &Readiness,
     drain: &Drain,
-) -> watch::Receiver<KnownNodes> {
-    let readiness = readiness.clone();
-    let report = move |state| readiness.set_degraded("labels of Nodes", state);
-    let watch = NodeWatch::new(access(cluster), edges, report);
+) -> EdgeWatches {
+    let mut known = LastKnown::recall(account.and_then(|account| account.file.as_deref()));
+    let of_nodes = readiness.clone();
+    let report = move |state| of_nodes.set_degraded("labels of Nodes", state);
+    let watch = NodeWatch::new(access(cluster), edges, known.nodes.take(), report);
     let nodes = watch.known();
     drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));
-    nodes
+    let pods = account.map(|account| pod_tokens::follow(account, known, nodes.clone(), readiness, drain));
+    (nodes, pods)
 }
 
 /// Returns the names of all Nodes with this label (`name=value`), or of all Nodes.
