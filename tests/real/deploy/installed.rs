@@ -175,6 +175,8 @@ fn edges_of_two_clusters_join_a_server_outside_and_start_again_without_key_or_se
     for node in ["paris-node1", "rome-node1"] {
         outside.process.wait_for_answer(admin, "/cloud/healthz", node);
     }
+    let mut kept = std::fs::read_dir(paris.place.path().join("machine")).unwrap();
+    assert!(kept.any(|file| file.unwrap().path().extension().is_some_and(|ending| ending == "last-good")));
 
     // The pod starts again while the server is away, and the key was deleted.
     assert!(paris.cluster.try_kubectl(&["delete", "secret", "join"]).0);

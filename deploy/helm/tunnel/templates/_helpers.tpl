@@ -140,8 +140,8 @@ which ends long sessions, and another list must not.
 - { name: NODE_NAME, value: {{ . }}$(KUBERNETES_NODE) }
 {{- end }}
 - { name: NODE_IP, valueFrom: { fieldRef: { fieldPath: status.hostIP } } }
-# For the last good copy of its config, until the pod is deleted.
-- { name: STATE_DIRECTORY, value: /run/tunnel }
+# For the last good copy of its config{{ if .Values.cloud.enabled }}, until the pod is deleted{{ end }}.
+- { name: STATE_DIRECTORY, value: {{ ternary "/run/tunnel" "/var/lib/tunnel-edge" .Values.cloud.enabled }} }
 {{- with .Values.edge.extraEnv }}
 {{ toYaml . }}
 {{- end }}
