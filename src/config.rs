@@ -64,7 +64,7 @@ pub struct Environment {
     pub cloud_proxy: Option<String>,
     /// `EDGE_NO_PROXY`: SuperEdge's list of targets that edges may not reach through the cloud.
     pub edge_no_proxy: Option<String>,
-    /// The HTTP proxy through which servers are dialled.
+    /// The proxy through which servers are dialled.
     pub proxy: ProxyVariables,
     /// `STATE_DIRECTORY`: the directory in which this process keeps files; of several that systemd names, the first.
     pub state_dir: Option<PathBuf>,
@@ -76,7 +76,7 @@ pub struct Environment {
     pub home: Option<PathBuf>,
 }
 
-/// The HTTP proxy through which edges and users' programs dial servers.
+/// The HTTP or SOCKS5 proxy through which edges and users' programs dial servers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProxyVariables {
     /// `HTTPS_PROXY` or `https_proxy`: the proxy's URL. May contain a password.

@@ -117,6 +117,42 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
     assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
+/// Returns the next message of a client of SOCKS5, and answers it.
+async fn answered(socket: &mut TcpStream, answer: &[u8]) -> Vec<u8> {
+    let mut message = vec![0; 512];
+    let length = socket.read(&mut message).await.unwrap();
+    socket.write_all(answer).await.unwrap();
+    message[..length].to_vec()
+}
+
+#[tokio::test]
+async fn an_edge_dials_through_a_socks5_proxy_that_resolves_the_servers_name() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::start(&place);
+    let grpc = server.server.bound.grpc;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let (request_sender, mut requests) = tokio::sync::mpsc::channel(1);
+    spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut onward = TcpStream::connect(grpc).await.unwrap();
+        answered(&mut socket, &[5, 2]).await;
+        let login = answered(&mut socket, &[1, 0]).await;
+        let request = answered(&mut socket, &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).await;
+        request_sender.send((login, request)).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut socket, &mut onward).await;
+    });
+    let https_proxy = Some(SecretString::new(format!("socks5://user:word@{proxy}")));
+    let env = Environment { proxy: ProxyVariables { https_proxy, no_proxy: None }, ..Environment::default() };
+    let text = place.edge("node1", format!("{NAME}:9000"), "");
+    let _edge = Edge::start(Settings::read(&text, &env).unwrap().0, None).unwrap();
+    let (login, request) = assert_eventually("a request to the proxy", requests.recv()).await.unwrap();
+    assert_eq!(login, b"\x01\x04user\x04word");
+    assert_eq!(request, [b"\x05\x01\x00\x03\x0a", NAME.as_bytes(), &9000_u16.to_be_bytes()].concat());
+    server.wait_for_node("node1").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
+}
+
 #[tokio::test]
 async fn ports_in_use_or_a_missing_key_prevent_the_start() {
     let place = TestDir::new();

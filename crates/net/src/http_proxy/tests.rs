@@ -66,6 +66,55 @@ async fn each_error_names_the_proxy() {
     assert!(failed.contains("cannot connect to the proxy of HTTPS_PROXY"), "{failed}");
 }
 
+/// Runs a SOCKS5 proxy that answers a message with each of these. Returns the messages, and the result of the connection.
+async fn connect_via_socks(
+    credentials: &str,
+    answers: &[&[u8]],
+) -> (Vec<Vec<u8>>, Result<TcpStream, ProxyError>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let proxy = proxy(&format!("socks5://{credentials}{at}"));
+    let target = "tunnel.cloud.io:9000".parse().unwrap();
+    let play = async {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut messages = Vec::new();
+        for answer in answers {
+            let mut message = vec![0; 512];
+            let length = socket.read(&mut message).await.unwrap();
+            message.truncate(length);
+            messages.push(message);
+            socket.write_all(answer).await.unwrap();
+        }
+        messages
+    };
+    let addresses = [at];
+    tokio::join!(play, proxy.connect(&addresses, &target, SOON))
+}
+
+#[tokio::test]
+async fn a_socks5_proxy_gets_name_user_and_password() {
+    const CONNECTED: &[u8] = &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    let request = [&[5, 1, 0, 3, 15][..], b"tunnel.cloud.io", &9000_u16.to_be_bytes()].concat();
+    let (messages, way) = connect_via_socks("", &[&[5, 0], CONNECTED]).await;
+    assert!(messages == [&[5, 1, 0][..], &request] && way.is_ok(), "{messages:?} {way:?}");
+    let login = [&[1, 7][..], b"me@home", &[3], b"p:w"].concat();
+    let (messages, way) = connect_via_socks("me%40home:p%3Aw@", &[&[5, 2], &[1, 0], CONNECTED]).await;
+    assert!(messages == [&[5, 1, 2][..], &login, &request] && way.is_ok(), "{messages:?} {way:?}");
+
+    for answers in [
+        &[&[5, 255][..]][..],
+        &[&[5, 2], &[1, 1]],
+        &[&[5, 2], &[1, 0], &[5, 2, 0, 1, 0, 0, 0, 0, 0, 0]],
+        &[&[5]],
+    ] {
+        let failed = connect_via_socks("me:secret@", answers).await.1.unwrap_err().to_string();
+        assert!(
+            failed.contains("did not connect to tunnel.cloud.io:9000: ") && !failed.contains("secret"),
+            "{failed}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn an_endless_response_header_is_an_error() {
     let (_, way) =
@@ -80,13 +129,15 @@ fn proxy_urls_are_read_in_their_usual_forms() {
         ("HTTP://proxy:3128/", "proxy:3128"),
         ("proxy:3128", "proxy:3128"),
         ("http://proxy", "proxy:80"),
+        ("socks5://proxy", "proxy:1080"),
+        ("SOCKS5h://u:p@proxy:1", "proxy:1"),
         ("http://u:p@w@[::1]:8080/x", "[::1]:8080"),
     ] {
         assert_eq!(proxy(url).at().to_string(), at);
     }
     assert!(OutboundProxy::new(" ", "*").unwrap().is_none());
-    let error = OutboundProxy::new("socks5://p:1", "").unwrap_err().to_string();
-    assert!(error.starts_with("HTTPS_PROXY: socks5:// proxies are not supported"), "{error}");
+    let error = OutboundProxy::new("https://p:1", "").unwrap_err().to_string();
+    assert!(error.starts_with("HTTPS_PROXY: https:// proxies are not supported"), "{error}");
     assert_eq!(proxy("me:pa://ss@p:1").at().to_string(), "p:1");
     let exempting = OutboundProxy::new("http://p:1", "a.b").unwrap().unwrap();
     assert!(
