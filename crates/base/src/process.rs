@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, fs};
 
-use procfs::process::{Process as Procfs, Stat};
-use procfs::{Current as _, Meminfo, WithCurrentSystemInfo as _};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
+use rustix::param::{clock_ticks_per_second, page_size};
+use rustix::process::{Resource, getrlimit};
+use rustix::system::sysinfo;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::logging::dropped_lines;
 
@@ -20,17 +22,19 @@ pub(crate) struct ProcessCollector;
 
 impl Collector for ProcessCollector {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let stat = stat();
         let bytes = Some(&Unit::Bytes);
         let seconds = Some(&Unit::Seconds);
-        let memory = stat.as_ref().and_then(resident_bytes).map(ConstGauge::new);
+        let memory = resident_bytes().map(ConstGauge::new);
         encode(&mut to, "process_resident_memory", "Resident memory size", bytes, memory)?;
-        let cpu = stat.as_ref().map(|stat| ConstCounter::new(cpu_time(stat).as_secs_f64()));
+        let cpu = cpu_time().map(|used| ConstCounter::new(used.as_secs_f64()));
         encode(&mut to, "process_cpu", "Total user and system CPU time spent", seconds, cpu)?;
-        let start = stat.as_ref().and_then(start_time).map(ConstGauge::new);
+        let start = start_time().map(ConstGauge::new);
         let help = "Start time of the process since the Unix epoch";
         encode(&mut to, "process_start_time", help, seconds, start)?;
-        let most = max_files().map(ConstGauge::new);
+        let most = getrlimit(Resource::Nofile)
+            .current
+            .and_then(|most| i64::try_from(most).ok())
+            .map(ConstGauge::new);
         encode(&mut to, "process_max_fds", "Maximum number of open file descriptors", None, most)?;
         let dropped = Some(ConstCounter::new(dropped_lines::count()));
         let help = "Total number of log lines dropped because a write failed or the queue was full";
@@ -66,8 +70,8 @@ pub fn memory() -> usize {
     let limits = limit_files(&groups)
         .into_iter()
         .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
-    let machine = Meminfo::current().ok().map(|machine| machine.mem_total);
-    let least = limits.chain(machine).min().unwrap_or(u64::MAX);
+    let machine = sysinfo();
+    let least = limits.fold(machine.totalram * u64::from(machine.mem_unit), u64::min);
     usize::try_from(least).unwrap_or(usize::MAX)
 }
 
@@ -91,35 +95,30 @@ fn limit_files(groups: &str) -> Vec<PathBuf> {
     files
 }
 
-fn stat() -> Option<Stat> {
-    Procfs::myself().and_then(|process| process.stat()).ok()
+/// Returns a field of `/proc/self/stat` by its number in proc(5). Field 2, a name in parentheses, may contain blanks.
+fn stat(field: usize) -> Option<u64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    let (_, from_3) = stat.rsplit_once(')')?;
+    from_3.split_whitespace().nth(field - 3)?.parse().ok()
 }
 
-fn resident_bytes(stat: &Stat) -> Option<i64> {
-    i64::try_from(stat.rss_bytes().get()).ok()
+fn resident_bytes() -> Option<i64> {
+    i64::try_from(stat(24)? * u64::try_from(page_size()).ok()?).ok()
 }
 
 /// Returns the user and system CPU time.
-fn cpu_time(stat: &Stat) -> Duration {
-    Duration::from_secs_f64((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
+fn cpu_time() -> Option<Duration> {
+    clock_gettime(ClockId::ProcessCPUTime).try_into().ok()
 }
 
 /// Returns the start time in seconds since 1970. The kernel reports it in ticks since boot.
-fn start_time(stat: &Stat) -> Option<f64> {
-    let boot = procfs::boot_time_secs().ok()?;
-    Some(boot as f64 + stat.starttime as f64 / procfs::ticks_per_second() as f64)
+fn start_time() -> Option<f64> {
+    let kernel = fs::read_to_string("/proc/stat").ok()?;
+    let boot: u64 = kernel.lines().find_map(|line| line.strip_prefix("btime "))?.parse().ok()?;
+    Some(boot as f64 + stat(22)? as f64 / clock_ticks_per_second() as f64)
 }
 
-/// Returns the limit of open files, or `None` if it is unlimited.
-fn max_files() -> Option<i64> {
-    let limits = Procfs::myself().and_then(|process| process.limits()).ok()?;
-    match limits.max_open_files.soft_limit {
-        procfs::process::LimitValue::Value(most) => i64::try_from(most).ok(),
-        procfs::process::LimitValue::Unlimited => None,
-    }
-}
-
-/// Counts open files. The procfs crate would also count its own descriptor, and `.` and `..` on kernels before 6.2.
+/// Counts open files.
 fn open_files() -> Option<i64> {
     // The directory's own descriptor is open during the read.
     let files = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
@@ -157,9 +156,8 @@ mod tests {
 
     #[test]
     fn memory_cpu_time_and_open_files_are_read_from_the_kernel() {
-        let stat = stat().unwrap();
-        assert!(resident_bytes(&stat).unwrap() > 500_000);
-        assert!(cpu_time(&stat) < Duration::from_secs(3600));
+        assert!(resident_bytes().unwrap() > 500_000);
+        assert!(cpu_time().unwrap() < Duration::from_secs(3600));
         let before = open_files().unwrap();
         let _held: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/status").unwrap()).collect();
         assert!(open_files().unwrap() >= before.max(50));
@@ -178,7 +176,7 @@ mod tests {
 
     #[test]
     fn cpu_time_grows_with_work() {
-        let used = || cpu_time(&stat().unwrap());
+        let used = || cpu_time().unwrap();
         let before = used();
         let mut sum = 0u64;
         while used() < before + Duration::from_millis(20) {
