@@ -285,7 +285,7 @@ pub(crate) mod tests {
 
     #[test]
     fn libraries_that_repeat_our_errors_are_silent_below_verbosity_4() {
-        for target in ["kube_client::client::builder", "kube_runtime::watcher"] {
+        for target in ["kube_client::client::builder", "kube_core::request"] {
             assert!(!targets(0).would_enable(target, &At::ERROR));
             assert!(targets(4).would_enable(target, &At::WARN));
         }

@@ -7,15 +7,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::Api;
-use kube::runtime::watcher::{self, Event};
+use kube::api::{Api, ListParams};
 use kube::{Client, Resource, ResourceExt as _};
 
 use crate::address_watch::disputes::DisputeLogLimiter;
 use crate::address_watch::partial_objects::{PartialEndpointSlice, PartialObject, PartialService, sides};
 use crate::cluster::{Cluster, ClusterError};
 use crate::partial::{PartialNode, PartialPod};
-use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
+use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::addresses::cluster_state::ServiceSide;
 use tunnel_base::drain::Drain;
@@ -67,12 +66,12 @@ impl AddressBookUpdater {
         K: PartialObject + Resource<DynamicType = ()>,
     {
         let taker = KindHandler { watch: self, what, listed: false };
-        let followed = ObjectWatcher { cluster: &self.cluster, what, which: watcher::Config::default() };
+        let followed = ObjectWatcher { cluster: &self.cluster, what, which: ListParams::default() };
         match followed.run(|client, _| api(client), taker).await {}
     }
 
     async fn follow_manual_services(&self) {
-        let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
+        let which = ListParams::default().fields(&format!("metadata.name={CACHE}"));
         let followed = ObjectWatcher { cluster: &self.cluster, what: CACHE_WORDS, which };
         match followed.run(Api::namespaced, (self, WatchedObjects::default())).await {}
     }
@@ -86,7 +85,7 @@ struct KindHandler<'a> {
 }
 
 impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHandler<'_> {
-    fn on_event(&mut self, event: Event<K>) -> bool {
+    fn on_event(&mut self, event: Event<K>) {
         match event {
             Event::Init => {
                 self.listed = false;
@@ -119,7 +118,6 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                 (self.watch.report)(self.what, Ok(()));
             }
         }
-        self.listed
     }
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
@@ -129,7 +127,7 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
 
 /// Handles the ConfigMap in which operators list Services.
 impl WatchHandler<ConfigMap> for (&AddressBookUpdater, WatchedObjects<HashMap<String, ServiceSide>>) {
-    fn on_event(&mut self, event: Event<ConfigMap>) -> bool {
+    fn on_event(&mut self, event: Event<ConfigMap>) {
         let (watch, caches) = self;
         let is_list = matches!(event, Event::InitDone);
         if caches.take(event, sides) {
@@ -139,7 +137,6 @@ impl WatchHandler<ConfigMap> for (&AddressBookUpdater, WatchedObjects<HashMap<St
         if is_list {
             (watch.report)(CACHE_WORDS, Ok(()));
         }
-        caches.are_followed()
     }
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {

@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::Api;
-use kube::runtime::watcher::{self, Event};
+use kube::api::ListParams;
 use tokio::sync::watch;
 use tracing::debug;
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::{Endpoints, ServiceEndpoints};
 use tunnel_base::drain::Drain;
 
@@ -56,11 +56,8 @@ impl EndpointWatch {
     pub async fn follow(self, drain: Drain) {
         let of = format!("{SERVICE_LABEL}={}", self.service);
         let what = format!("the endpoints of Service {}", self.service);
-        let followed = ObjectWatcher {
-            cluster: &self.cluster,
-            what: &what,
-            which: watcher::Config::default().labels(&of),
-        };
+        let followed =
+            ObjectWatcher { cluster: &self.cluster, what: &what, which: ListParams::default().labels(&of) };
         drain.run_until(followed.run(Api::namespaced, (&self, WatchedObjects::default()))).await;
     }
 
@@ -78,12 +75,11 @@ impl EndpointWatch {
 }
 
 impl WatchHandler<EndpointSlice> for (&EndpointWatch, WatchedObjects<Endpoints>) {
-    fn on_event(&mut self, event: Event<EndpointSlice>) -> bool {
+    fn on_event(&mut self, event: Event<EndpointSlice>) {
         let (watch, slices) = self;
         if slices.take(event, endpoints) {
             watch.set(all(slices));
         }
-        slices.are_followed()
     }
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
@@ -151,7 +147,10 @@ mod tests {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.9:9000".parse().unwrap());
         let mut slices = (&watch, WatchedObjects::default());
-        let mut take = |event| slices.on_event(event).then(|| watch.endpoints.borrow().clone()).flatten();
+        let mut take = |event| {
+            slices.on_event(event);
+            watch.endpoints.borrow().clone()
+        };
         assert_eq!(take(Event::Init), None);
         let one = slice("one", &[("10.0.0.1", Some(true)), ("10.0.0.2", Some(false)), ("10.0.0.3", None)]);
         assert_eq!(take(Event::InitApply(one)), None);
@@ -165,12 +164,11 @@ mod tests {
             "an endpoint may be in two slices for a moment"
         );
         let two = slice("two", &[("fd00::1", Some(true))]);
-        assert!(take(Event::Apply(two)).is_some());
+        assert_eq!(take(Event::Apply(two)), Some(pods(&["10.0.0.1", "10.0.0.3", "fd00::1"], &["10.0.0.2"])));
         let less = slice("one", &[("10.0.0.3", Some(true))]);
         assert_eq!(take(Event::Apply(less)), Some(pods(&["10.0.0.3", "fd00::1"], &[])));
         assert_eq!(take(Event::Delete(slice("two", &[]))), Some(pods(&["10.0.0.3"], &[])));
-        assert_eq!(take(Event::Init), None);
-        let known = watch.endpoints.borrow().clone();
+        let known = take(Event::Init);
         assert_eq!(known, Some(pods(&["10.0.0.3"], &[])), "they remain until the new list is complete");
         assert_eq!(take(Event::InitDone), Some(pods(&[], &[])));
     }

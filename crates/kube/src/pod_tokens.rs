@@ -11,8 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use aws_lc_rs::digest::{SHA256, digest};
 use http::Request;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
-use kube::api::PostParams;
-use kube::runtime::watcher::{self, Event};
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -24,7 +23,7 @@ use crate::cluster::{Cluster, ClusterError};
 use crate::partial::PartialPod;
 use crate::pod_tokens::jwt::{BoundPod, Claims, KeySet};
 use crate::pod_tokens::last_known::{KnownKeys, LastKnown, keep};
-use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods, KnownNodes};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
@@ -122,7 +121,7 @@ impl PodTokens {
         let pods = ObjectWatcher {
             cluster: &self.settings.cluster,
             what: "pods of edges",
-            which: watcher::Config::default().fields(&of_account),
+            which: ListParams::default().fields(&of_account),
         };
         let pods = Box::pin(pods.run(Api::namespaced, (&*self, WatchedObjects::default())));
         let keep = keep(self.settings.file.clone(), nodes, self.pods(), self.keys.subscribe());
@@ -324,7 +323,7 @@ impl PodTokens {
 
 /// Publishes the pods, and notes when they cannot be watched.
 impl WatchHandler<PartialPod> for (&PodTokens, WatchedObjects<EdgePod>) {
-    fn on_event(&mut self, event: Event<PartialPod>) -> bool {
+    fn on_event(&mut self, event: Event<PartialPod>) {
         let (tokens, pods) = self;
         if matches!(event, Event::InitDone) {
             tokens.outage.lock().since = None;
@@ -338,7 +337,6 @@ impl WatchHandler<PartialPod> for (&PodTokens, WatchedObjects<EdgePod>) {
         if pods.take(event, pod) {
             publish(&tokens.pods, pods.known().cloned());
         }
-        pods.are_followed()
     }
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {

@@ -4,16 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::pin::pin;
-
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
@@ -27,13 +26,28 @@ pub(crate) struct ObjectWatcher<'a> {
     /// Name of the objects in the log.
     pub(crate) what: &'a str,
     /// Label and field selectors.
-    pub(crate) which: watcher::Config,
+    pub(crate) which: ListParams,
+}
+
+/// What an [`ObjectWatcher`] has learnt.
+#[derive(Debug)]
+pub(crate) enum Event<K> {
+    /// A list of all objects has started.
+    Init,
+    /// An object of the list.
+    InitApply(K),
+    /// The list is complete: objects that were not in it are deleted.
+    InitDone,
+    /// An object was added or modified.
+    Apply(K),
+    /// An object was deleted.
+    Delete(K),
 }
 
 /// A consumer of the events of an [`ObjectWatcher`].
 pub(crate) trait WatchHandler<K> {
-    /// Handles an event. Returns true if all objects are known now.
-    fn on_event(&mut self, event: Event<K>) -> bool;
+    /// Handles an event.
+    fn on_event(&mut self, event: Event<K>);
 
     /// Called when the watch fails. No events follow until it has restarted; the known objects remain valid.
     fn on_watch_failed(&mut self, _cause: &ClusterError) {}
@@ -78,11 +92,6 @@ impl<V: PartialEq> WatchedObjects<V> {
     /// Returns the objects, or `None` until they are listed.
     pub(crate) fn known(&self) -> Option<&BTreeMap<String, V>> {
         self.listed.then_some(&self.known)
-    }
-
-    /// Returns true if all objects are known and no list is in progress, which could still fail.
-    pub(crate) fn are_followed(&self) -> bool {
-        self.listed && self.listing.is_none()
     }
 }
 
@@ -135,18 +144,48 @@ impl ObjectWatcher<'_> {
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let (client, namespace) = self.cluster.connect().await?;
-        let which = self.which.clone().timeout(WATCH_SECONDS).page_size(PAGE);
-        let mut events = pin!(watcher(api(client, &namespace), which));
-        while let Some(event) = events.next().await {
-            // A watch that fails again before its list is complete has not recovered, so its pauses continue to grow.
-            if handler.on_event(event.map_err(failed)?) {
-                *backoff = Backoff::new();
-                if std::mem::take(has_failed) && CAUSES.clear() {
-                    info!(objects = self.what, "watch restored");
+        let api = api(client, &namespace);
+        // All objects, page by page. Each page but the last names the next one.
+        let mut page = self.which.clone().limit(PAGE);
+        handler.on_event(Event::Init);
+        let listed = loop {
+            let list = api.list(&page).await?;
+            for object in list.items {
+                handler.on_event(Event::InitApply(object));
+            }
+            page.continue_token = list.metadata.continue_.filter(|next| !next.is_empty());
+            if page.continue_token.is_none() {
+                break list.metadata.resource_version;
+            }
+        };
+        let mut version = listed.ok_or_else(|| ClusterError::Failed(NO_VERSION.to_owned()))?;
+        handler.on_event(Event::InitDone);
+        // A watch that fails again before its list is complete has not recovered, so its pauses continue to grow.
+        *backoff = Backoff::new();
+        if std::mem::take(has_failed) && CAUSES.clear() {
+            info!(objects = self.what, "watch restored");
+        }
+        // The changes since. Each watch ends after a while, and the next one continues where it ended.
+        let ListParams { label_selector, field_selector, .. } = page;
+        let which =
+            WatchParams { label_selector, field_selector, ..WatchParams::default() }.timeout(WATCH_SECONDS);
+        loop {
+            let mut changes = pin!(api.watch(&which, &version).await?);
+            while let Ok(Some(change)) = timeout(WATCH_SILENCE, changes.next()).await {
+                let (at, event) = match change? {
+                    WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                        (object.resource_version(), Some(Event::Apply(object)))
+                    }
+                    WatchEvent::Deleted(object) => (object.resource_version(), Some(Event::Delete(object))),
+                    WatchEvent::Bookmark(mark) => (Some(mark.metadata.resource_version), None),
+                    WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
+                };
+                version = at.ok_or_else(|| ClusterError::Failed(NO_VERSION.to_owned()))?;
+                if let Some(event) = event {
+                    handler.on_event(event);
                 }
             }
         }
-        Err(ClusterError::Silent)
     }
 }
 
@@ -182,17 +221,14 @@ pub(crate) fn publish<T: PartialEq>(to: &watch::Sender<T>, value: T) -> bool {
     })
 }
 
-fn failed(cause: watcher::Error) -> ClusterError {
-    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
-    match cause {
-        InitialListFailed(cause) | WatchStartFailed(cause) | WatchFailed(cause) => cause.into(),
-        WatchError(status) => kube::Error::Api(status).into(),
-        cause @ NoResourceVersion => ClusterError::Failed(cause.to_string()),
-    }
-}
+/// Error of an answer from which no watch can continue.
+const NO_VERSION: &str = "no metadata.resourceVersion in watch result (does resource support watch?)";
 
 /// Duration of one watch. It bounds the time until a vanished kube-apiserver is noticed.
 const WATCH_SECONDS: u32 = 60;
+
+/// Silence after which a watch is taken for ended: kube-apiserver did not end it, or its end was lost.
+const WATCH_SILENCE: Duration = Duration::from_secs(65);
 
 /// Maximum pause between two attempts: a watch is back soon after kube-apiserver, however long that was away.
 const MAX_PAUSE: Duration = Duration::from_secs(20);
@@ -202,22 +238,92 @@ const PAGE: u32 = 50;
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use k8s_openapi::api::core::v1::Node;
+    use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
     use tokio::time::Instant;
 
     use super::*;
 
-    #[test]
-    fn objects_are_followed_only_while_their_list_is_complete() {
-        let mut nodes = WatchedObjects::default();
-        let events =
-            [(Event::Init, false), (Event::InitDone, true), (Event::Init, false), (Event::InitDone, true)];
-        for (event, followed) in events {
-            nodes.take(event, |_: &Node| ());
-            assert_eq!(nodes.are_followed(), followed);
+    /// Sends each event of a watch, with the object's name.
+    struct Sent(mpsc::Sender<String>);
+
+    impl WatchHandler<Node> for Sent {
+        fn on_event(&mut self, event: Event<Node>) {
+            let event = match event {
+                Event::Init => "list".to_owned(),
+                Event::InitApply(node) => format!("has {}", node.name_any()),
+                Event::InitDone => "listed".to_owned(),
+                Event::Apply(node) => format!("changed {}", node.name_any()),
+                Event::Delete(node) => format!("deleted {}", node.name_any()),
+            };
+            self.0.try_send(event).unwrap();
         }
+
+        fn on_watch_failed(&mut self, cause: &ClusterError) {
+            self.0.try_send(cause.to_string()).unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_lists_in_pages_and_continues_where_the_last_one_ended() {
+        let node = |name: &str, version: &str| {
+            json!({"metadata": {"name": name, "resourceVersion": version}}).to_string()
+        };
+        let page = |node: &str, meta: &str| {
+            format!(r#"{{"kind":"NodeList","apiVersion":"v1","metadata":{meta},"items":[{node}]}}"#)
+        };
+        let change = |kind: &str, object: &str| format!(r#"{{"type":"{kind}","object":{object}}}"#) + "\n";
+        let bookmark =
+            r#"{"apiVersion":"v1","kind":"Node","metadata":{"resourceVersion":"7","annotations":{}}}"#;
+        let gone = r#"{"status":"Failure","message":"too old","reason":"Expired","code":410}"#;
+        // What each request asks for, and the answer.
+        let answers = [
+            ("&limit=50 ", page(&node("a", "3"), r#"{"resourceVersion":"5","continue":"next"}"#)),
+            ("&limit=50&continue=next ", page(&node("b", "4"), r#"{"resourceVersion":"5"}"#)),
+            ("&resourceVersion=5 ", change("MODIFIED", &node("a", "6")) + &change("BOOKMARK", bookmark)),
+            ("&resourceVersion=7 ", change("DELETED", &node("b", "8"))),
+            ("&resourceVersion=8 ", change("ERROR", gone)),
+            ("&limit=50 ", page(&node("a", "6"), r#"{"resourceVersion":"9"}"#)),
+        ];
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = Cluster::of_test(&dir, &format!("server: 'http://{}'", listener.local_addr().unwrap()));
+        let serve = async {
+            for (asked, body) in answers {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut head = vec![0; 4096];
+                let read = socket.read(&mut head).await.unwrap();
+                let line = String::from_utf8_lossy(&head[..read]).lines().next().unwrap().to_owned();
+                assert!(line.contains(asked), "{line}, not {asked}");
+                let length = body.len();
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+                socket.write_all((head + &body).as_bytes()).await.unwrap();
+            }
+            pending::<Infallible>().await
+        };
+        let (sender, mut events) = mpsc::channel(100);
+        let watcher = ObjectWatcher { cluster: &cluster, what: "nodes", which: ListParams::default() };
+        let seen = async {
+            let mut seen = Vec::new();
+            while seen.iter().filter(|event| *event == "listed").count() < 2 {
+                seen.push(events.recv().await.unwrap());
+            }
+            seen
+        };
+        let seen = tokio::select! {
+            seen = seen => seen,
+            never = watcher.run(|client, _| Api::all(client), Sent(sender)) => match never {},
+            never = serve => match never {},
+        };
+        let failed = "kube-apiserver: 410 too old";
+        let first = ["list", "has a", "has b", "listed", "changed a", "deleted b", failed];
+        assert_eq!(seen, [&first[..], &["list", "has a", "listed"]].concat());
     }
 
     #[test]
@@ -232,11 +338,10 @@ mod tests {
     struct Log(watch::Sender<Vec<(String, Duration)>>, Instant);
 
     impl WatchHandler<Node> for Log {
-        fn on_event(&mut self, event: Event<Node>) -> bool {
+        fn on_event(&mut self, event: Event<Node>) {
             if matches!(event, Event::InitDone) {
                 self.0.send_modify(|log| log.push(("listed".to_owned(), self.1.elapsed())));
             }
-            matches!(event, Event::InitDone)
         }
 
         fn on_watch_failed(&mut self, cause: &ClusterError) {
@@ -268,8 +373,7 @@ mod tests {
             };
             let log = watch::Sender::new(Vec::new());
             let mut seen = log.subscribe();
-            let watcher =
-                ObjectWatcher { cluster: &cluster, what: "nodes", which: watcher::Config::default() };
+            let watcher = ObjectWatcher { cluster: &cluster, what: "nodes", which: ListParams::default() };
             let listed = async {
                 let seen = seen.wait_for(|log| log.iter().any(|(what, _)| what == "listed")).await.unwrap();
                 seen.clone()

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
-use kube::runtime::watcher::{self, Event};
+use kube::api::ListParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -22,7 +22,7 @@ use crate::partial::PartialNode;
 use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
 use crate::reconcile::kube_node_state::KubeNodeState;
 use crate::reconcile::lease::{LeaderLease, LeaderTerm};
-use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::NodeGlob;
 
@@ -132,7 +132,7 @@ impl NodeNamesReconciler {
         loop {
             *self.nodes.lock() = WatchedObjects::default();
             let cluster = &self.params.cluster;
-            let which = watcher::Config::default();
+            let which = ListParams::default();
             let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
             let whole = Instant::now() + RELIST_INTERVAL;
             tokio::select! {
@@ -186,15 +186,10 @@ impl NodeNamesReconciler {
 }
 
 impl WatchHandler<PartialNode> for &NodeNamesReconciler {
-    fn on_event(&mut self, event: Event<PartialNode>) -> bool {
-        let (nodes_changed, followed) = {
-            let mut nodes = self.nodes.lock();
-            (nodes.take(event, |node| KubeNodeState::of(node, &self.params.edges)), nodes.are_followed())
-        };
-        if nodes_changed {
+    fn on_event(&mut self, event: Event<PartialNode>) {
+        if self.nodes.lock().take(event, |node| KubeNodeState::of(node, &self.params.edges)) {
             self.nodes_changed.notify_one();
         }
-        followed
     }
 }
 

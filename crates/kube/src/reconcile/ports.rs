@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
-use kube::runtime::watcher::{self, Event};
+use kube::api::ListParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -14,7 +14,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use crate::reconcile::service_ports::{NOT_OURS, ServicePortChange, changed, is_ours};
-use crate::watcher::{ObjectWatcher, WatchHandler, publish};
+use crate::watcher::{Event, ObjectWatcher, WatchHandler, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
 
@@ -74,7 +74,7 @@ impl PortWatch {
     pub async fn follow(self, drain: Drain) {
         let PortWatchParams { cluster, namespace, configmap, .. } = &self.params;
         let what = format!("ConfigMap {namespace}/{configmap}");
-        let which = watcher::Config::default().fields(&format!("metadata.name={configmap}"));
+        let which = ListParams::default().fields(&format!("metadata.name={configmap}"));
         let followed = ObjectWatcher { cluster, what: &what, which };
         tokio::select! {
             never = followed.run(|client, _| Api::namespaced(client, namespace), &self) => match never {},
@@ -193,12 +193,10 @@ impl PortWatch {
 }
 
 impl WatchHandler<ConfigMap> for &PortWatch {
-    fn on_event(&mut self, event: Event<ConfigMap>) -> bool {
-        let listing = matches!(event, Event::Init | Event::InitApply(_));
-        if !listing {
+    fn on_event(&mut self, event: Event<ConfigMap>) {
+        if !matches!(event, Event::Init | Event::InitApply(_)) {
             self.configmap_changed.notify_one();
         }
-        !listing
     }
 }
 
