@@ -10,7 +10,6 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tunnel_net::tls::pem;
 
 use parking_lot::Mutex;
 use tokio::sync::{SetOnce, oneshot, watch};
@@ -30,7 +29,7 @@ use tunnel_base::refusal_log::RefusalLog;
 use tunnel_link::grpc::enrol::JoinCredentials;
 use tunnel_net::reload::{ReloadError, ReloadedValue};
 use tunnel_net::tls::certificate::host_of;
-use tunnel_net::tls::pem::SUPPORTED_KEYS;
+use tunnel_net::tls::pem::{self, SUPPORTED_KEYS};
 use tunnel_net::tls::verify::issuer;
 use tunnel_proto::names::{Host, NodeName, UserDevice};
 

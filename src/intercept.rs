@@ -10,7 +10,7 @@ pub(crate) mod pending_connections;
 pub mod rules;
 pub(crate) mod table_owner;
 
-use std::io::{self};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 

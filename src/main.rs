@@ -3,12 +3,11 @@
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
 use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
-use tunnel::command::migrate;
-use tunnel::command::proxy::ProxyArgs;
+use tunnel::command::proxy::{self, ProxyArgs};
 use tunnel::command::serve::{self, DaemonArgs, ReadConfig};
 use tunnel::command::{
     self, Args, Command, CommandError, Format, Role, completions, connect, device, exit_code, invitations,
-    is_wrong, join, proxy, sessions, ssh, status,
+    is_wrong, join, migrate, sessions, ssh, status,
 };
 use tunnel::config::{ConfigError, Environment};
 use tunnel::startup::signals::Signals;

@@ -10,12 +10,9 @@ use tracing_subscriber::layer::SubscriberExt;
 use crate::admin::page::UserFuture;
 use crate::admin::readiness::ReadinessCondition;
 use crate::admin::server::ServerAdmin;
-use crate::admin::status::LinkStatus;
-use crate::admin::status::StatusResponse;
+use crate::admin::status::{LinkStatus, StatusResponse};
 use crate::paths::uplinks::Uplinks;
-use crate::registry::Finder;
-use crate::registry::LinkedNode;
-use crate::registry::Registry;
+use crate::registry::{Finder, LinkedNode, Registry};
 use tunnel_base::drain::Drained;
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionLimits;
@@ -27,9 +24,8 @@ use tunnel_proto::state::LinkId;
 
 use super::*;
 use crate::admin;
-use http::HeaderMap;
-use http::HeaderValue;
 use http::header::HOST;
+use http::{HeaderMap, HeaderValue};
 
 fn cloud(nodes: &[&str]) -> AdminContext {
     let registry = Registry::new(Metrics::server("", ""));

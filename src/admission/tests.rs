@@ -1,4 +1,4 @@
-use tunnel_net::accept_loop::ConnectionHandler;
+use tunnel_net::accept_loop::{Accepted, ConnectionHandler};
 pub(crate) mod line;
 
 use std::future::{pending, poll_fn};
@@ -35,10 +35,8 @@ use tunnel_proto::names::{NameError, NodeName, Target};
 use tunnel_net::tls::testing::client_certificate;
 
 use super::*;
-use crate::admission::client_handler::HEAD_TIME;
-use crate::admission::client_handler::{ClientHandler, run};
+use crate::admission::client_handler::{ClientHandler, HEAD_TIME, run};
 use std::time::Duration;
-use tunnel_net::accept_loop::Accepted;
 
 /// A server's listener for requests of one line, and the sessions offered over its only link.
 struct Served {

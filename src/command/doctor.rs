@@ -21,8 +21,7 @@ use serde::Serialize;
 
 use crate::command::doctor::client_checks::{caller, check_user_targets};
 use crate::command::doctor::links::check_servers;
-use crate::command::serve;
-use crate::command::{Format, Role, json};
+use crate::command::{Format, Role, json, serve};
 use crate::startup::StartupErrorCollector;
 use crate::startup::daemon::DaemonConfig;
 use crate::uplink::link_dialer::messages::for_user;

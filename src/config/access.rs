@@ -1,17 +1,16 @@
 //! Access rules: the keys that the tables of all listeners share. Absent keys are inherited from
 //! `[server.connect]`.
 
-use crate::config::value::forms;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::WarningKind;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::listen_tls::PortTlsState;
-use crate::config::listen_tls::names;
+use crate::config::listen_tls::{PortTlsState, names};
 use crate::config::table::ConfigTableReader;
-use crate::config::{WarningKind, value};
+use crate::config::value::{self, forms};
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
 

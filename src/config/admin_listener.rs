@@ -1,6 +1,5 @@
 //! The admin listener, and the socket for commands.
 
-use crate::config::value::forms;
 use std::path::PathBuf;
 
 use serde::de::{Deserializer, Error};
@@ -10,9 +9,9 @@ use crate::config::Environment;
 use crate::config::access::{AccessConfig, PasswordAuthConfig};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::listen_tls::names;
-use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState, require_names};
+use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState, names, require_names};
 use crate::config::table::ConfigTableReader;
+use crate::config::value::forms;
 
 /// `[server.admin]` and `[edge.admin]`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]

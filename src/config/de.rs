@@ -17,8 +17,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
-use crate::config::value;
-use crate::config::value::suggestion;
+use crate::config::value::{self, suggestion};
 
 impl ConfigTableReader<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its

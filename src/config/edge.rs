@@ -2,7 +2,6 @@
 
 pub mod csr;
 
-use crate::config::value::forms;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,10 +13,11 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::listen_tls;
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms::{ByteSize, Millis};
-use crate::config::{self, DAY, Environment, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, value};
+use crate::config::value::forms::{self, ByteSize, Millis};
+use crate::config::{
+    self, DAY, Environment, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, listen_tls, value,
+};
 use tunnel_base::policy::targets::Targets;
 use tunnel_proto::names::{Host, NameError, NodeName, Target};
 

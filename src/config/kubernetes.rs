@@ -4,7 +4,6 @@
 pub mod node_names;
 pub mod ports;
 
-use crate::config::value::forms;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::required_cluster::{MAX_LIFETIME, MIN_LIFETIME, required_cluster};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms::Millis;
+use crate::config::value::forms::{self, Millis};
 use tunnel_proto::names::Host;
 
 /// `[server.csr]`: certificates for this server, issued by signers of Kubernetes (CertificateSigningRequests). Each key

@@ -14,12 +14,11 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::cluster;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::superedge::rows::{EDGE, KeyTranslation, SERVER, ValueConversion};
 use crate::config::superedge::values::ValueError;
-use crate::config::value::suggestion;
-use crate::config::{Environment, ParsedConfig, WarningKind, value};
+use crate::config::value::{self, suggestion};
+use crate::config::{Environment, ParsedConfig, WarningKind, cluster};
 
 use ValueConversion::{Dropped, Filled, List, Port, Split, TlsVersion};
 

@@ -10,8 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::value;
-use crate::config::{Environment, superedge};
+use crate::config::{Environment, superedge, value};
 
 /// A table whose keys are requested one by one. [`ConfigTableReader::finish`] records an error for each key that was never
 /// requested.

@@ -1,17 +1,16 @@
 //! Config of an edge, read from the table `edge`.
 
-use crate::config::admin_listener;
+use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use crate::config::access::{AccessConfig, PasswordAuthConfig};
-use crate::config::admin_listener::AdminConfig;
+use crate::config::admin_listener::{self, AdminConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::csr::{self, EdgeCsrConfig};
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::plan::{ConfigPlan, add};
 use crate::config::table::ConfigTableReader;
-use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::edge::http_proxy::{self, EdgeProxyConfig};
 
 /// The validated config of an edge: the tables below `[edge]`, and values of the environment.

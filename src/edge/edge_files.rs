@@ -6,8 +6,8 @@ use tokio_rustls::rustls::ClientConfig;
 use tracing::warn;
 
 use crate::acceptor::target_tls::TargetTls;
+use crate::admin;
 use crate::admin::page::PageViewers;
-use crate::admin::{self};
 use crate::admission::access::{AccessPolicies, bind_admin};
 use crate::config::SecretString;
 use crate::config::edge::{TargetTlsConfig, UplinkConfig};

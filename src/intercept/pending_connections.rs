@@ -4,7 +4,7 @@
 //!
 //! Uses netlink (`ctnetlink`) directly, as a machine with nft need not have the conntrack program.
 
-use std::io::{self};
+use std::io;
 use std::net::IpAddr;
 
 use socket2::Socket;

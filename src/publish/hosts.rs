@@ -1,11 +1,10 @@
 //! Records in a hosts file that several servers and people share.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
-use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;

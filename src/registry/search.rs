@@ -13,12 +13,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use crate::paths::Path;
-use crate::paths::node_not_found::NodeNotFound;
-use crate::paths::node_not_found::PeerError;
+use crate::paths::node_not_found::{NodeNotFound, PeerError};
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::nodes_at_peers::NodesAtPeers;
-use crate::registry::peers::PeerHandle;
-use crate::registry::peers::Peers;
+use crate::registry::peers::{PeerHandle, Peers};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{Found, Remote};
 use tunnel_proto::names::{Instance, NodeName};

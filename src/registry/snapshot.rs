@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use crate::registry::LinkedNode;
-use crate::registry::Registry;
 use crate::registry::history::{NodeLinkError, UnlinkedNode};
 use crate::registry::links::{NodeLinkRole, NodeWithLinks};
+use crate::registry::{LinkedNode, Registry};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::ListedNode;
 use tunnel_proto::names::NodeName;

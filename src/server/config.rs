@@ -1,18 +1,17 @@
 //! Config of a server, read from the table `server`.
 
-use crate::config::admin_listener;
+use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::access::{AccessConfig, PasswordAuthConfig};
-use crate::config::admin_listener::AdminConfig;
+use crate::config::admin_listener::{self, AdminConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::node_names::{self, NodeNameSettings};
 use crate::config::kubernetes::ports::{self, NodePortsConfig};
 use crate::config::kubernetes::{self, ServerCsrConfig, ServiceAccountConfig};
-use crate::config::listen_tls::ListenerTlsConfig;
-use crate::config::listen_tls::Tls;
+use crate::config::listen_tls::{ListenerTlsConfig, Tls};
 use crate::config::plan::{ConfigPlan, add};
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::clients::{self, UserAccessConfig};
@@ -21,7 +20,6 @@ use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig};
 use crate::config::table::ConfigTableReader;
-use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::{LISTENERS, ListenerConfig, ListenerConfigReader, ListenerKind, http, https};
 use crate::startup::tls_files::FileKind;
 use tunnel_base::policy::ports::PortTarget;

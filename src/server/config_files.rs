@@ -23,8 +23,7 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::link_auth::LinkCaFiles;
 use tunnel_net::tls::peer::{PeerTls, PeerTlsConfig};
-use tunnel_net::tls::pem;
-use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig, link_alpn};
+use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig, link_alpn, pem};
 use tunnel_proto::names::UserName;
 
 /// The contents of the files.

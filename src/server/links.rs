@@ -10,11 +10,10 @@ use tracing::{Instrument as _, Span, debug, debug_span, field, info_span};
 
 use crate::registry::LinkedNode;
 use crate::server::edge_links::{EdgeCredentials, close_links};
-use crate::server::handshake_failures;
 use crate::server::interactive_links::admit_interactive;
 use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{leave_link, on_node_moved, run_link};
-use crate::server::{ServerContext, invitations, user_links};
+use crate::server::{ServerContext, handshake_failures, invitations, user_links};
 use tunnel_base::limited;
 use tunnel_base::metrics::Door;
 use tunnel_base::policy::Networks;

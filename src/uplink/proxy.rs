@@ -1,6 +1,5 @@
 //! A user's proxy: listeners on her machine, whose sessions run over her links.
 
-use crate::admission::client_handler;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +10,9 @@ use tracing::{info, info_span};
 
 use crate::admission::destination::destination_mapping::DestinationMapping;
 use crate::admission::heads::PendingLimits;
-use crate::admission::http_proxy;
-use crate::admission::http_proxy::HttpProxyProtocol;
+use crate::admission::http_proxy::{self, HttpProxyProtocol};
 use crate::admission::socks5::Socks5;
-use crate::admission::{ListenerContext, ListenerProtocol, sessions};
+use crate::admission::{ListenerContext, ListenerProtocol, client_handler, sessions};
 use crate::session_io::judged::JudgedSessions;
 use crate::uplink::client::{MAX_SESSIONS, UserUplinks};
 use tunnel_base::drain::Drain;

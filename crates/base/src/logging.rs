@@ -6,7 +6,7 @@ pub mod files;
 mod json;
 mod libraries;
 
-use std::io::{self};
+use std::io;
 use std::path::PathBuf;
 
 use tracing::level_filters::LevelFilter;

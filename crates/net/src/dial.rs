@@ -15,10 +15,9 @@ use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep_until};
 
-use crate::fd_limit;
 use crate::listen::tune;
 use crate::mark::put_on;
-use crate::path_mtu;
+use crate::{fd_limit, path_mtu};
 use tunnel_proto::names::{Host, Target};
 
 /// The failures of all addresses, the most telling first: its kind decides the result and the hint.

@@ -2,11 +2,10 @@
 
 pub mod announcement;
 
-use std::fmt;
-use std::io::{self};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
+use std::{fmt, io};
 
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};

@@ -1,6 +1,6 @@
 //! Sockets as streams that pass bytes on without copying, and hold no buffer while nothing arrives.
 
-use std::io::{self};
+use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -1,13 +1,12 @@
 //! Listening on a Unix socket: a file that only its owner may open.
 
-use std::fmt;
 use std::fs::{self, File};
-use std::io::{self};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};

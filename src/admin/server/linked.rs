@@ -4,7 +4,6 @@
 //! The API is that of the admin socket. Users named in `admins` of `[server.clients]` may send the requests below. Each
 //! user may list the nodes that the rules permit her, ask who she is, and remove her device.
 
-use crate::admin::requester::LinkedUser;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 
-use crate::admin::requester::AdminRequester;
+use crate::admin::requester::{AdminRequester, LinkedUser};
 use crate::admin::responses::{not_found, plain_text};
 use crate::admin::{AdminContext, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::limited;

@@ -20,10 +20,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use crate::command::CommandError;
 use crate::command::client::{ClientSettings, SourcedValue};
 use crate::command::connect::session::{ConnectSession, ConnectStream};
-use crate::command::http_request::ReadBody;
-use crate::command::{CommandError, http_request};
+use crate::command::http_request::{self, ReadBody};
 use tunnel_base::files;
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::dial::dial;

@@ -24,8 +24,7 @@ use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::removed;
-use crate::config::{ConfigErrors, Environment, ProxyVariables, SecretString, Warning, WarningKind};
+use crate::config::{ConfigErrors, Environment, ProxyVariables, SecretString, Warning, WarningKind, removed};
 use crate::listener::connect::ConnectConfig;
 use crate::startup::StartupErrorCollector;
 use std::time::Duration;

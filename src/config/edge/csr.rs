@@ -12,8 +12,7 @@ use crate::config::cluster::ClusterSettings;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::required_cluster::{MAX_LIFETIME, MIN_LIFETIME, required_cluster};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms;
-use crate::config::value::forms::Millis;
+use crate::config::value::forms::{self, Millis};
 
 /// `[edge.csr]`: certificate that identifies this edge, with or without a token, issued by a signer of its cluster
 /// (CertificateSigningRequests). The edge requests it as its node with the kubeconfig of --kubeconfig=FILE,

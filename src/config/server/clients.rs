@@ -1,13 +1,12 @@
 //! `[server.clients]`: links of users' programs.
 
-use crate::config::access;
-use crate::config::listen_tls;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::access::AccessConfig;
+use crate::config::access::{self, AccessConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::listen_tls;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};

@@ -6,8 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
-use crate::registry::peers::PeerHandle;
-use crate::registry::peers::Peers;
+use crate::registry::peers::{PeerHandle, Peers};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{FrameKind, ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};
 use tunnel_proto::names::NodeName;

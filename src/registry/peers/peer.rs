@@ -17,7 +17,7 @@ use crate::paths::node_not_found::PeerError;
 use crate::registry::peers::peer_dialer::PeerDialContext;
 use tunnel_link::backup::BackupDialer;
 use tunnel_link::link::Link;
-use tunnel_proto::names::{self};
+use tunnel_proto::names;
 
 /// A peer. One task runs `run` for it.
 ///

@@ -10,17 +10,14 @@ use tokio::sync::{oneshot, watch};
 
 use tokio_rustls::TlsConnector;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::socket::Buffered;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::{Buffered, Connection, Socket};
 use tunnel_net::tls::testing::{self, TestCa, client, server};
 use tunnel_net::tls::{ClientAuth, Trust, server_name};
 
 use super::*;
-use crate::session_io::copy::close::LINGER_MAX_BYTES;
-use crate::session_io::copy::close::LINGER_SILENCE;
-use crate::session_io::copy::close::LINGER_TIMEOUT;
-use crate::session_io::copy::close::close_gracefully;
-use crate::session_io::copy::close::wait_acknowledged;
+use crate::session_io::copy::close::{
+    LINGER_MAX_BYTES, LINGER_SILENCE, LINGER_TIMEOUT, close_gracefully, wait_acknowledged,
+};
 
 /// The bytes that each side got, and how the copy ended.
 #[derive(Debug, PartialEq, Eq)]

@@ -4,13 +4,9 @@ use std::str::FromStr as _;
 
 use proptest::prelude::*;
 
-use crate::addresses::cluster_state::KubeEndpointSlice;
-use crate::addresses::cluster_state::KubeNode;
-use crate::addresses::cluster_state::KubePod;
-use crate::addresses::cluster_state::KubeService;
-use crate::addresses::cluster_state::ReadyEndpoint;
-use crate::addresses::cluster_state::ServicePort;
-use crate::addresses::cluster_state::ServiceSide;
+use crate::addresses::cluster_state::{
+    KubeEndpointSlice, KubeNode, KubePod, KubeService, ReadyEndpoint, ServicePort, ServiceSide,
+};
 
 use super::*;
 

@@ -7,9 +7,8 @@
 //! with their process. No process connects to one: the kernel lists them, and their owners.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{fs, io};
 
 use parking_lot::Mutex;
 use socket2::{Domain, SockAddr, Socket, Type};

@@ -1,12 +1,11 @@
 //! Frames of this program as messages, and back.
 
-use crate::codec::proto;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use prost::Message as _;
 
-use crate::codec::proto::{Control, StreamMsg};
+use crate::codec::proto::{self, Control, StreamMsg};
 use crate::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_PAGE_NODES,
     MAX_VERSION_CHARS, MAX_WEBSOCKET_CHARS, NodePage, Opener, Place, Remote, SessionCategory, SessionError,

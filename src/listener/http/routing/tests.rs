@@ -2,9 +2,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::registry::Finder;
-use crate::registry::LinkedNode;
-use crate::registry::Registry;
+use crate::registry::{Finder, LinkedNode, Registry};
 use tunnel_base::addresses::cluster_state::{KubeNode, KubePod};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::ports::ConfigMapPorts;

@@ -1,9 +1,7 @@
 //! Congestion control with readings of a simulated kernel on a simulated line.
 
-use crate::congestion::MAX_UNREAD;
+use crate::congestion::{CongestionController, MAX_UNREAD};
 use std::collections::VecDeque;
-
-use crate::congestion::CongestionController;
 
 use super::*;
 

@@ -27,8 +27,7 @@ use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::halves::recv::RecvHalf;
 use tunnel_proto::halves::send::SendHalf;
 use tunnel_proto::names::{Instance, NodeName, SessionId};
-use tunnel_proto::state::LinkId;
-use tunnel_proto::state::SessionState;
+use tunnel_proto::state::{LinkId, SessionState};
 
 fn table() -> Arc<SessionTable> {
     let limits = SessionLimits {

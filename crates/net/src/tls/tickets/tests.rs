@@ -10,10 +10,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::tls::certificate::EDGE_SUBJECT;
 use crate::tls::link_auth::LinkCaFiles;
-use crate::tls::pem;
 use crate::tls::testing::{TestCa, client, server};
 use crate::tls::tests::{TestClock, server_at};
-use crate::tls::{ClientAuth, IdentityFiles, Trust, roots};
+use crate::tls::{ClientAuth, IdentityFiles, Trust, pem, roots};
 
 use super::*;
 
