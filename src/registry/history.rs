@@ -120,12 +120,6 @@ impl NodeHistory {
         self.nodes.get(node)?.error.clone()
     }
 
-    /// Returns the number of remembered nodes.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
     /// Returns up to `most` of the nodes that have lost their link, the latest first.
     pub(crate) fn lost(&self, most: usize) -> Vec<UnlinkedNode> {
         let mut lost: Vec<_> =
@@ -200,6 +194,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    impl NodeHistory {
+        /// Returns the number of remembered nodes.
+        pub(crate) fn len(&self) -> usize {
+            self.nodes.len()
+        }
+    }
 
     #[derive(Debug, Clone)]
     enum Step {

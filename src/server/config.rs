@@ -314,22 +314,6 @@ impl ServerConfig {
         let users = users.map(|ca| (format!("{}.client_ca", clients::TABLE), ca));
         [links].into_iter().chain(users).chain(self.listener_files(FileKind::Ca)).collect()
     }
-
-    /// Returns the settings of the first listener with this type.
-    #[cfg(test)]
-    pub(crate) fn listener<T: ListenerConfig>(&self) -> Option<&T> {
-        self.listeners_of().into_iter().next()
-    }
-
-    /// Returns the settings of the listeners with this type.
-    #[cfg(test)]
-    pub(crate) fn listeners_of<T: ListenerConfig>(&self) -> Vec<&T> {
-        let listeners = self.listeners.iter().filter_map(|listener| {
-            let listener: &dyn std::any::Any = listener.config.as_ref();
-            listener.downcast_ref()
-        });
-        listeners.collect()
-    }
 }
 
 /// The table of operators' access.

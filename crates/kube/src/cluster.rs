@@ -279,26 +279,25 @@ async fn connect(to: &Uri, proxy: Option<OutboundProxy>) -> io::Result<TcpStream
 }
 
 #[cfg(test)]
-impl Cluster {
-    /// Returns a cluster by a kubeconfig in this directory. `server` is its entry, without braces.
-    pub(crate) fn of_test(dir: &tempfile::TempDir, server: &str) -> Self {
-        let file = dir.path().join("kubeconfig");
-        let text = format!(
-            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
-             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
-             clusters: [{{name: a, cluster: {{{server}}}}}]}}\n"
-        );
-        std::fs::write(&file, text).unwrap();
-        Self { kubeconfig: Some(file), namespace: None }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    impl Cluster {
+        /// Returns a cluster by a kubeconfig in this directory. `server` is its entry, without braces.
+        pub(crate) fn of_test(dir: &tempfile::TempDir, server: &str) -> Self {
+            let file = dir.path().join("kubeconfig");
+            let text = format!(
+                "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
+                 contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
+                 clusters: [{{name: a, cluster: {{{server}}}}}]}}\n"
+            );
+            std::fs::write(&file, text).unwrap();
+            Self { kubeconfig: Some(file), namespace: None }
+        }
+    }
 
     #[tokio::test]
     async fn apiserver_names_are_its_host_and_its_tls_server_name() {

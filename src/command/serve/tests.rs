@@ -25,6 +25,7 @@ use tunnel_base::policy::targets::Targets;
 
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::{ConfigErrors, Environment, ProxyVariables, SecretString, Warning, WarningKind, removed};
+use crate::listener::ListenerConfig;
 use crate::listener::connect::ConnectConfig;
 use crate::startup::StartupErrorCollector;
 use std::time::Duration;
@@ -38,6 +39,22 @@ const FIRST_EDGE: &str = include_str!("../../../conf/edge.toml");
 
 /// The minimal config of an edge.
 const LEAST: &str = "[edge.uplink]\ntoken = \"t0ken\"\nservers = [\"cloud:9000\"]\n";
+
+impl ServerConfig {
+    /// Returns the settings of the first listener with this type.
+    pub(crate) fn listener<T: ListenerConfig>(&self) -> Option<&T> {
+        self.listeners_of().into_iter().next()
+    }
+
+    /// Returns the settings of the listeners with this type.
+    pub(crate) fn listeners_of<T: ListenerConfig>(&self) -> Vec<&T> {
+        let listeners = self.listeners.iter().filter_map(|listener| {
+            let listener: &dyn std::any::Any = listener.config.as_ref();
+            listener.downcast_ref()
+        });
+        listeners.collect()
+    }
+}
 
 fn connect(settings: &ServerConfig) -> &ConnectConfig {
     settings.listener().unwrap()

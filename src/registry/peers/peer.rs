@@ -34,7 +34,7 @@ pub struct Peer {
     dismissed: CancellationToken,
     /// Time of the last use of its link.
     used: Mutex<Instant>,
-    state: watch::Sender<PeerState>,
+    pub(super) state: watch::Sender<PeerState>,
     /// The name that it announced when it was last linked.
     name: Mutex<Option<names::ServerDisplayName>>,
 }
@@ -182,18 +182,6 @@ impl Peer {
         self.state.send_replace(PeerState::Failed(Instant::now() + pause, why));
         context.changed.send_replace(());
         pause
-    }
-
-    /// Sets the state as if it had just been linked.
-    #[cfg(test)]
-    pub(crate) fn set_linked(&self, link: &Arc<Link>) {
-        self.state.send_replace(PeerState::Linked(link.clone()));
-    }
-
-    /// Returns the earliest time of the next attempt, if the last one failed.
-    #[cfg(test)]
-    pub(crate) fn failed_until(&self) -> Option<Instant> {
-        if let PeerState::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
     }
 
     fn idle_time(&self) -> Duration {

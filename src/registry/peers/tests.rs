@@ -9,6 +9,7 @@ use super::*;
 use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::node_counts::PeerLoad;
 use crate::registry::peers::node_list::{LIST_TIMEOUT, MAX_LISTED, NodeListEnd};
+use crate::registry::peers::peer::PeerState;
 use crate::registry::peers::peer_dialer::{PeerDialer, REDIAL_DELAY, TlsPeerDialer};
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::LinkContext;
@@ -21,6 +22,18 @@ use tunnel_net::tls::{self, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ListedNode, MAX_PAGE_NODES, Remote};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
+
+impl Peer {
+    /// Sets the state as if it had just been linked.
+    fn set_linked(&self, link: &Arc<Link>) {
+        self.state.send_replace(PeerState::Linked(link.clone()));
+    }
+
+    /// Returns the earliest time of the next attempt, if the last one failed.
+    fn failed_until(&self) -> Option<Instant> {
+        if let PeerState::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
+    }
+}
 
 /// Returns the peers of a server with this list, at addresses where nothing listens.
 pub(crate) fn peers(
