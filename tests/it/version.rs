@@ -2,7 +2,7 @@
 
 use http::HeaderValue;
 use tonic::Code;
-use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::hello::local_headers;
 use tunnel_proto::names::Instance;
 
 use crate::support::clients::get;
@@ -29,7 +29,7 @@ async fn an_edge_reports_a_server_of_another_version() {
     let place = TestDir::new();
     let mut server = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", server.at, ""));
-    let mut headers = EdgeHello::response(Instance::from_bits(1));
+    let mut headers = local_headers(Instance::from_bits(1));
     headers.insert("tunnel-dialect", HeaderValue::from_static("5"));
     server.call().await.answer_as(headers);
     let failed = || edge.metrics.link_dial_failures.counted("protocol_version") > 0;

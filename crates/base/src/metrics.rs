@@ -21,11 +21,12 @@ use crate::metrics::certificates::CertificateExpiryMetric;
 use crate::metrics::format::ExpositionFormat;
 use crate::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
 use crate::metrics::label_values::{
-    CODES, CONNECTIONS_REJECTED, DIAL_FAILURES, ENDS, FRAMES_DROPPED, LINKS_CLOSED, LINKS_REJECTED,
-    OPEN_SECONDS, RTT_SECONDS,
+    CONNECTIONS_REJECTED, DIAL_FAILURES, ENDS, FRAMES_DROPPED, LINKS_CLOSED, LINKS_REJECTED, OPEN_SECONDS,
+    RTT_SECONDS,
 };
 use crate::process::ProcessCollector;
 use crate::refusal_log::RefusalLog;
+use tunnel_proto::frame::ErrorCode;
 
 /// The metrics of this process, created once at startup and passed to every part that counts. Cheap to clone.
 ///
@@ -201,7 +202,7 @@ impl Metrics {
     fn expose_reasons(&self) {
         self.links_closed.expose(&LINKS_CLOSED);
         self.link_dial_failures.expose(&DIAL_FAILURES);
-        self.resets.expose(&CODES);
+        self.resets.expose(&ErrorCode::ALL.map(|(_, name)| name));
         self.resets.expose(&["slow_reader"]);
         self.truncated.expose(&["memory", "sessions", "delivery_timeout"]);
         self.frames_dropped.expose(&FRAMES_DROPPED);
@@ -344,7 +345,8 @@ impl SessionMetrics {
     /// Exposes the counts of `listener`, which denies requests for these reasons.
     pub fn expose(&self, listener: &'static str, denials: &[&'static str]) {
         self.now(listener);
-        for result in CODES.iter().chain(&ENDS).chain(denials) {
+        let codes = ErrorCode::ALL.map(|(_, name)| name);
+        for result in codes.iter().chain(&ENDS).chain(denials) {
             self.closed(listener, result);
         }
     }

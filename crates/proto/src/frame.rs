@@ -327,45 +327,35 @@ impl SessionError {
 }
 
 impl ErrorCode {
+    /// All codes, each at its number on the wire, with its name in metrics and logs.
+    pub const ALL: [(Self, &'static str); 14] = [
+        (Self::NoError, "ok"),
+        (Self::TargetRefused, "target_refused"),
+        (Self::TargetTimeout, "target_timeout"),
+        (Self::TargetUnreachable, "target_unreachable"),
+        (Self::NotAllowed, "not_allowed"),
+        (Self::NodeNotConnected, "node_not_connected"),
+        (Self::Overloaded, "overloaded"),
+        (Self::UnknownSession, "unknown_session"),
+        (Self::ProtocolError, "protocol_error"),
+        (Self::Cancelled, "cancelled"),
+        (Self::Internal, "internal"),
+        (Self::NodeNotAllowed, "node_not_allowed"),
+        (Self::OwnPort, "own_port"),
+        (Self::ConnectionFailed, "connection_failed"),
+    ];
+
     /// Returns the code of a number from the wire. Unknown numbers become [`Self::Internal`].
     pub fn from_wire(number: u32) -> Self {
-        const ALL: [ErrorCode; 14] = [
-            ErrorCode::NoError,
-            ErrorCode::TargetRefused,
-            ErrorCode::TargetTimeout,
-            ErrorCode::TargetUnreachable,
-            ErrorCode::NotAllowed,
-            ErrorCode::NodeNotConnected,
-            ErrorCode::Overloaded,
-            ErrorCode::UnknownSession,
-            ErrorCode::ProtocolError,
-            ErrorCode::Cancelled,
-            ErrorCode::Internal,
-            ErrorCode::NodeNotAllowed,
-            ErrorCode::OwnPort,
-            ErrorCode::ConnectionFailed,
-        ];
-        usize::try_from(number).ok().and_then(|at| ALL.get(at).copied()).unwrap_or(Self::Internal)
+        usize::try_from(number)
+            .ok()
+            .and_then(|at| Self::ALL.get(at))
+            .map_or(Self::Internal, |(code, _)| *code)
     }
 
-    /// Returns a short, stable name for metrics and logs.
+    /// Returns the name in metrics and logs.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::NoError => "ok",
-            Self::TargetRefused => "target_refused",
-            Self::TargetTimeout => "target_timeout",
-            Self::TargetUnreachable => "target_unreachable",
-            Self::NotAllowed => "not_allowed",
-            Self::NodeNotConnected => "node_not_connected",
-            Self::Overloaded => "overloaded",
-            Self::UnknownSession => "unknown_session",
-            Self::ProtocolError => "protocol_error",
-            Self::Cancelled => "cancelled",
-            Self::Internal => "internal",
-            Self::NodeNotAllowed => "node_not_allowed",
-            Self::OwnPort => "own_port",
-            Self::ConnectionFailed => "connection_failed",
-        }
+        Self::ALL.iter().find(|(code, _)| *code == self).map_or("internal", |(_, name)| name)
     }
 }
 
@@ -512,6 +502,14 @@ impl FromStr for Opener {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_code_is_at_its_number() {
+        for (number, (code, name)) in (0..).zip(ErrorCode::ALL) {
+            assert_eq!((code as u32, ErrorCode::from_wire(number), code.name()), (number, code, name));
+        }
+        assert_eq!(ErrorCode::from_wire(14), ErrorCode::Internal);
+    }
 
     #[test]
     fn an_edge_opens_as_itself_and_its_server_vouches_for_other_openers() {

@@ -16,7 +16,7 @@ use crate::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, NodePage, Remote,
     SessionCategory, SessionError, SessionFrame,
 };
-use crate::hello::{EdgeHello, LinkCaller, LinkPurpose};
+use crate::hello::{EdgeHello, LinkCaller, LinkPurpose, local_headers};
 use crate::names::{Instance, NodeName, SessionId};
 use crate::superedge::{PlainEvent, SuperEdgeTranslator};
 
@@ -235,8 +235,8 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     let mut backup = LinkCaller::peer_request(instance());
     EdgeHello::with_purpose(&mut backup, LinkPurpose::Backup);
     now.push(("header of a server, backup", headers(&backup)));
-    now.push(("header of a response", headers(&EdgeHello::response(instance()))));
-    let mut named = EdgeHello::response(instance());
+    now.push(("header of a response", headers(&local_headers(instance()))));
+    let mut named = local_headers(instance());
     EdgeHello::with_server_name(&mut named, &"eu-1".parse().unwrap());
     now.push(("header of a response, with the server's name", headers(&named)));
     for (name, body, _) in node_lists() {

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::frame::{MAX_VERSION_CHARS, MAX_WEBSOCKET_CHARS};
 use crate::names::{DeviceName, Instance, NameError, NodeName, ServerDisplayName, UserName};
@@ -189,9 +189,8 @@ impl UserHello {
         let device = self.device.to_string();
         match &self.proof {
             UserProof::Token { user, token } => {
-                let user = user.to_string();
-                let token = token.clone();
-                insert_bearer(&mut headers, &UserHelloCredentials { user, device, token });
+                let user = user.as_str();
+                insert_bearer(&mut headers, &json!({ "user": user, "device": device, "token": token }));
             }
             UserProof::Certificate => {
                 headers.extend(HeaderValue::from_str(&device).ok().map(|device| (DEVICE, device)));
@@ -224,7 +223,7 @@ impl EdgeHello {
     /// Returns the metadata of an edge's request.
     pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
         let mut headers = local_headers(instance);
-        insert_bearer(&mut headers, &NodeCredentials { nodename: node.as_str(), token });
+        insert_bearer(&mut headers, &json!({ "nodename": node.as_str(), "token": token }));
         headers.insert(ROLE, HeaderValue::from_static("edge"));
         headers
     }
@@ -256,16 +255,6 @@ impl EdgeHello {
     pub fn server_name(headers: &HeaderMap) -> Option<ServerDisplayName> {
         headers.get(&SERVER_NAME)?.to_str().ok()?.parse().ok()
     }
-
-    /// Returns the metadata of a server's response.
-    pub fn response(instance: Instance) -> HeaderMap {
-        local_headers(instance)
-    }
-
-    /// Parses the metadata of a server's response. Returns the server's process; `None` if the server is plain.
-    pub fn from_response(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion> {
-        remote_instance(headers)
-    }
 }
 
 /// Adds padding to the metadata of either end, so that the handshake shows whether large packets arrive.
@@ -288,15 +277,15 @@ fn is_backup(headers: &HeaderMap) -> bool {
 }
 
 /// Adds credentials as JSON in `authorization`.
-fn insert_bearer(headers: &mut HeaderMap, credentials: &impl Serialize) {
-    let json = serde_json::to_string(credentials).unwrap_or_default();
-    if let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {json}")) {
+fn insert_bearer(headers: &mut HeaderMap, credentials: &Value) {
+    if let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {credentials}")) {
         value.set_sensitive(true);
         headers.insert(http::header::AUTHORIZATION, value);
     }
 }
 
-fn local_headers(instance: Instance) -> HeaderMap {
+/// Returns the metadata that each program sends: its version and process. A server's response has no other.
+pub fn local_headers(instance: Instance) -> HeaderMap {
     let mut headers = HeaderMap::new();
     insert_versions(&mut headers, &SPOKEN);
     if let Ok(value) = HeaderValue::from_str(&instance.to_string()) {
@@ -327,7 +316,11 @@ pub fn websocket(headers: &HeaderMap) -> Option<Box<str>> {
 }
 
 /// Returns the remote's process. A remote that announces no version, or no process, is plain.
-fn remote_instance(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion> {
+///
+/// # Errors
+///
+/// Returns an error if the remote speaks no version of this program's.
+pub fn remote_instance(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion> {
     if common_version(headers, &SPOKEN)?.is_none() {
         return Ok(None);
     }
@@ -395,21 +388,6 @@ const EDGE: &[u8] = b"edge";
 const CLIENT: &[u8] = b"client";
 /// Role of an edge's interactive link.
 const INTERACTIVE: &[u8] = b"interactive";
-
-/// The JSON in `authorization` of an edge.
-#[derive(Serialize)]
-struct NodeCredentials<'a> {
-    nodename: &'a str,
-    token: &'a str,
-}
-
-/// The JSON in `authorization` of a user's program.
-#[derive(Serialize)]
-struct UserHelloCredentials {
-    user: String,
-    device: String,
-    token: String,
-}
 
 /// The members of the JSON in `authorization`. Their names are case-insensitive, as in Go.
 struct AuthorizationMembers(serde_json::Map<String, serde_json::Value>);
@@ -482,7 +460,7 @@ mod tests {
             headers.insert("tunnel-dialect", HeaderValue::from_static(version));
             let refused = OtherVersion { remote: version.into() };
             assert_eq!(EdgeHello::from_request(&headers), Err(refused.clone().into()));
-            assert_eq!(EdgeHello::from_response(&headers), Err(refused));
+            assert_eq!(remote_instance(&headers), Err(refused));
         }
         headers.insert("tunnel-dialect", HeaderValue::from_static("4"));
         headers.remove("tunnel-instance");
@@ -656,7 +634,7 @@ mod tests {
     #[test]
     fn a_server_announces_its_name_and_one_that_sends_none_or_a_bad_one_has_none() {
         for mut headers in
-            [LinkCaller::peer_request(Instance::from_bits(5)), EdgeHello::response(Instance::from_bits(5))]
+            [LinkCaller::peer_request(Instance::from_bits(5)), local_headers(Instance::from_bits(5))]
         {
             assert_eq!(EdgeHello::server_name(&headers), None);
             EdgeHello::with_server_name(&mut headers, &"eu-1.example".parse().unwrap());

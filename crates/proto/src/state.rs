@@ -5,7 +5,6 @@
 
 pub(crate) mod ending;
 
-use std::fmt;
 use tokio::time::Instant;
 
 use crate::frame::{ErrorCode, Place, SessionError, SessionFrame};
@@ -16,14 +15,8 @@ use crate::names::{Instance, Target};
 use crate::state::ending::{DepartedOwner, OwnerDeparture};
 
 /// The id of a link of this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
 pub struct LinkId(pub u64);
-
-impl fmt::Display for LinkId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// The priority of a frame that overtakes data, in rising order.
 ///

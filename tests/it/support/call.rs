@@ -14,7 +14,7 @@ use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionCategory, SessionError, SessionFrame};
-use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::hello::{EdgeHello, local_headers};
 use tunnel_proto::names::{Instance, NodeName, SessionId};
 
 use super::assert_eventually;
@@ -71,7 +71,7 @@ impl Call {
 
     /// Sends the response headers, of a process that speaks extended if there is an instance, otherwise of a plain one.
     pub(crate) fn answer(&mut self, instance: Option<Instance>) {
-        self.answer_as(instance.map(EdgeHello::response).unwrap_or_default());
+        self.answer_as(instance.map(local_headers).unwrap_or_default());
     }
 
     /// Sends these response headers.

@@ -31,7 +31,7 @@ use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{
-    EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, pad, user_agent, websocket,
+    EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, local_headers, pad, user_agent, websocket,
 };
 use tunnel_proto::names::{NodeName, UserName};
 
@@ -234,7 +234,7 @@ impl LinkCall {
         outbound.link.set_tcp_info_reader(tcp_info);
         outbound.link.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
-        *response.headers_mut() = EdgeHello::response(link_context.table.instance());
+        *response.headers_mut() = local_headers(link_context.table.instance());
         if let Some(name) = &link_context.server_name {
             EdgeHello::with_server_name(response.headers_mut(), name);
         }
@@ -255,7 +255,7 @@ impl LinkCall {
     pub fn refuse(self, why: CallRejection) {
         let mut response = Status::from(why).into_http();
         // Lets a peer see that one of our servers has rejected it.
-        response.headers_mut().extend(EdgeHello::response(self.shared.link_context.table.instance()));
+        response.headers_mut().extend(local_headers(self.shared.link_context.table.instance()));
         let _ = self.answer.send(Some(response));
         // The graceful shutdown sends the response before it closes the connection.
         self.shared.connection.cancel();
@@ -402,7 +402,7 @@ impl CallHandler {
         }
         self.shared.connection.cancel();
         let mut response = status.into_http();
-        response.headers_mut().extend(EdgeHello::response(self.shared.link_context.table.instance()));
+        response.headers_mut().extend(local_headers(self.shared.link_context.table.instance()));
         Ok(response)
     }
 }

@@ -25,7 +25,9 @@ use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::codec::encode;
 use tunnel_proto::codec::extended::heartbeat;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, user_agent, websocket};
+use tunnel_proto::hello::{
+    EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, remote_instance, user_agent, websocket,
+};
 use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::printable::printable;
 
@@ -261,7 +263,7 @@ where
         .map_err(|_| LinkDialError::Timeout)?
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
-    let instance = EdgeHello::from_response(&headers.headers)?;
+    let instance = remote_instance(&headers.headers)?;
     let version = user_agent(&headers.headers);
     let server_name = EdgeHello::server_name(&headers.headers);
     let ends = LinkEndpoints { version, server_name, dialled: true, ..ends };
