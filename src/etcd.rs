@@ -42,11 +42,22 @@ pub type EtcdConnector = dyn Fn(usize) -> BoxFuture<'static, Result<EtcdConnecti
 #[debug("EtcdClient({turn})")]
 pub struct EtcdClient {
     /// Number of members.
-    pub(crate) count: usize,
+    count: usize,
     open: Box<EtcdConnector>,
     /// Counts up with each change of the member; modulo their number, it is the index of the current one.
     turn: usize,
     connection: Option<EtcdConnection>,
+}
+
+/// The failed calls of one operation.
+#[derive(Debug, Default)]
+pub(crate) struct FailedCalls {
+    /// Number of members that have failed.
+    members: usize,
+    /// Whether the login or lease at the current member had expired.
+    has_expired: bool,
+    /// The most telling error so far.
+    reason: Option<EtcdError>,
 }
 
 impl EtcdClient {
@@ -81,41 +92,47 @@ impl EtcdClient {
     where
         F: Future<Output = Result<T, EtcdError>>,
     {
-        let mut left = self.count;
-        let mut reason = None;
+        let mut failed = FailedCalls::default();
         loop {
             let done = match self.connected().await {
                 Ok(connection) => call(connection.clone()).await,
                 Err(cause) => Err(cause),
             };
-            let cause = match done {
+            match done {
                 Ok(done) => return Ok(done),
-                Err(cause) => cause,
-            };
-            debug!(error = %cause, "etcd member failed");
-            // An expired login is no failure of the member, so the same one is called again.
-            if cause.kind() == EtcdErrorKind::LoggedOut {
-                self.forget();
-            } else {
-                self.next();
+                Err(cause) => self.retry(cause, &mut failed)?,
             }
-            let cause = cause.or_answer_of(reason);
-            left = match left.checked_sub(1) {
-                Some(left) => left,
-                None => return Err(cause),
-            };
-            reason = Some(cause);
         }
     }
 
-    /// Drops the connection: the next call connects and logs in again.
-    pub(crate) fn forget(&mut self) {
-        self.connection = None;
+    /// Prepares the next call after one that failed: to the same member if only the login or the lease has expired, and
+    /// otherwise to the next member.
+    ///
+    /// # Errors
+    ///
+    /// Returns the most telling error once all members have failed.
+    pub(crate) fn retry(&mut self, cause: EtcdError, failed: &mut FailedCalls) -> Result<(), EtcdError> {
+        debug!(error = %cause, "etcd member failed");
+        let kind = cause.kind();
+        let cause = cause.or_answer_of(failed.reason.take());
+        if kind == EtcdErrorKind::Other || failed.has_expired {
+            self.next();
+            failed.has_expired = false;
+            failed.members += 1;
+            if failed.members >= self.count {
+                return Err(cause);
+            }
+        } else {
+            failed.has_expired = true;
+            self.connection.take_if(|_| kind == EtcdErrorKind::LoggedOut);
+        }
+        failed.reason = Some(cause);
+        Ok(())
     }
 
     /// Drops the connection and selects the next member.
     pub(crate) fn next(&mut self) {
-        self.forget();
+        self.connection = None;
         self.turn = self.turn.wrapping_add(1);
     }
 }

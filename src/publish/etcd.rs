@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
-use tracing::debug;
 
-use crate::etcd::EtcdClient;
 use crate::etcd::member::{EtcdConnection, EtcdError, EtcdErrorKind};
+use crate::etcd::{EtcdClient, FailedCalls};
 use tunnel_base::record_store::{PublishError, RecordStore};
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.
@@ -44,22 +43,6 @@ impl EtcdRecords {
     pub fn new(members: EtcdClient, prefix: String, address: IpAddr) -> Self {
         let server = format!("{:016x}", rand::random::<u64>());
         Self { members, prefix, address, server, lease: None, at_once: INITIAL_AT_ONCE }
-    }
-
-    /// Renews an expired login or lease once; any other error is this member's failure.
-    async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
-        match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
-            Err((EtcdErrorKind::LoggedOut, cause)) => {
-                debug!(error = %cause, "logging in again");
-                self.members.forget();
-            }
-            Err((EtcdErrorKind::LeaseLost, cause)) => {
-                debug!(error = %cause, "requesting new lease");
-                self.lease = None;
-            }
-            other => return other.map_err(|(_, cause)| cause),
-        }
-        self.write_once(records).await
     }
 
     async fn write_once(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
@@ -156,18 +139,11 @@ impl RecordStore for EtcdRecords {
     /// Replaces our records with these, and renews the lease. Tries each member once.
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
         Box::pin(async {
-            let mut left = self.members.count;
-            let mut reason = None;
+            let mut failed = FailedCalls::default();
             loop {
-                let Err(cause) = self.try_member(records).await else { return Ok(()) };
-                debug!(error = %cause, "etcd member failed");
-                self.members.next();
-                left = left.saturating_sub(1);
-                let cause = cause.or_answer_of(reason);
-                if left == 0 {
-                    return Err(cause.into());
-                }
-                reason = Some(cause);
+                let Err(cause) = self.write_once(records).await else { return Ok(()) };
+                self.lease.take_if(|_| cause.kind() == EtcdErrorKind::LeaseLost);
+                self.members.retry(cause, &mut failed)?;
             }
         })
     }
