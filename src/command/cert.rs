@@ -130,8 +130,11 @@ pub fn run(cert_args: &CertCommand) -> Result<String, CommandError> {
 
 fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
     let authority = cert_args.ca.authority()?;
+    // All names are known before a file is made: the folder refuses to overwrite an earlier certificate.
+    let mut files = vec!["client.crt", "client.key", "ca.crt"];
     let (folder, next) = match &cert_args.kind {
         CertificateKind::Server { names } => {
+            files = vec!["server.crt", "server.key", "ca.crt"];
             let first = names.first().map(ToString::to_string).unwrap_or_default();
             let next = "copy server.crt and server.key over cert and key of [server.links] at the server";
             (format!("server-{}", first.replace(':', "-")), next.to_owned())
@@ -141,20 +144,11 @@ fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
             format!("add {name:?} to names of the listener's table in the servers' config"),
         ),
         CertificateKind::EgressClient { name, .. } => {
+            files.extend((name == APISERVER).then_some("egress-selector.yaml"));
             (client_folder(name)?, format!("add {name:?} to names of [server.egress] in the servers' config"))
         }
     };
     let out = cert_args.out_dir.clone().unwrap_or_else(|| cert_args.ca.dir.join(folder));
-    // All names are known before a file is made: the folder refuses to overwrite an earlier certificate.
-    let files: &[&str] = match &cert_args.kind {
-        CertificateKind::Server { .. } => &["server.crt", "server.key", "ca.crt"],
-        CertificateKind::EgressClient { name, .. } if name == APISERVER => {
-            &["client.crt", "client.key", "ca.crt", "egress-selector.yaml"]
-        }
-        CertificateKind::EgressClient { .. } | CertificateKind::Client { .. } => {
-            &["client.crt", "client.key", "ca.crt"]
-        }
-    };
     let folder = OutputDir::start(&out, files.iter().map(|file| (*file).to_owned()))?;
     match &cert_args.kind {
         CertificateKind::Server { names } => {
