@@ -178,14 +178,7 @@ impl Link {
     ///
     /// Cancel safe.
     pub(crate) async fn wait_responsive(&self) {
-        loop {
-            let mut answered = std::pin::pin!(self.health.answered.notified());
-            answered.as_mut().enable();
-            if !self.is_unresponsive(Instant::now()) {
-                return;
-            }
-            answered.await;
-        }
+        wait_until(&self.health.answered, || !self.is_unresponsive(Instant::now())).await;
     }
 
     /// Returns how long the oldest ping has been unanswered.
@@ -212,14 +205,7 @@ impl Link {
     ///
     /// Cancel safe.
     pub async fn wait_active(&self) {
-        loop {
-            let mut active = std::pin::pin!(self.health.active.notified());
-            active.as_mut().enable();
-            if self.signs(Instant::now()).is_active() {
-                return;
-            }
-            active.await;
-        }
+        wait_until(&self.health.active, || self.signs(Instant::now()).is_active()).await;
     }
 
     /// Returns what a check of the link considers.
@@ -261,6 +247,18 @@ impl Link {
     /// Wakes the task in [`Self::wait_unresponsive`] for a check.
     pub(crate) fn wake_unresponsive(&self) {
         self.health.unresponsive.notify_one();
+    }
+}
+
+/// Waits until this is true, which is checked at each notification of all waiters. Cancel safe.
+async fn wait_until(changed: &Notify, is_over: impl Fn() -> bool) {
+    loop {
+        let mut notified = std::pin::pin!(changed.notified());
+        notified.as_mut().enable();
+        if is_over() {
+            return;
+        }
+        notified.await;
     }
 }
 
