@@ -359,16 +359,6 @@ impl Admission {
         Self { context, client, head_is_read: Arc::default(), permit }
     }
 
-    /// Records what the transport below the protocol has proved, before a request is read.
-    pub(crate) fn prove(&mut self, proof: ClientIdentity) {
-        self.client.proof = proof;
-    }
-
-    /// Records the server name that the client sent in TLS (SNI).
-    pub(crate) fn set_server_name(&mut self, name: Option<&str>) {
-        self.client.server_name = name.map(str::to_owned);
-    }
-
     /// Returns the permit of the client's connection, while it has one.
     pub(crate) fn permit(&self) -> Option<&Arc<Permit>> {
         if let ClientPermit::Connection(permit) = &self.permit { Some(permit) } else { None }

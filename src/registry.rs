@@ -26,7 +26,6 @@ use crate::paths::{Path, PathProvider};
 use crate::registry::conflicts::Conflicts;
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::links::LinksByNode;
-use crate::registry::nodes_at_peers::NodeAtPeer;
 use crate::registry::peers::Peers;
 use crate::registry::search::{NodeSearchCriteria, PeerSearch};
 use tunnel_base::limited;
@@ -305,16 +304,11 @@ impl Finder {
         if let Some(oldest) = self.registry.longest() {
             return Some(oldest);
         }
-        let nodes = self.nodes_at_linked_peers();
+        let others = self.others.as_ref()?;
+        let up: HashSet<_> = others.peers.links().iter().map(|link| link.id).collect();
+        let nodes = others.nodes.filter(|at| up.contains(&at.link));
         let (first, _) = nodes.iter().min_by_key(|(node, _)| node.as_str())?;
         Some((first.clone(), nodes.len() > 1))
-    }
-
-    /// Returns the nodes that are known to be at peers, as in [`Self::path_by_peer`].
-    fn nodes_at_linked_peers(&self) -> Vec<(NodeName, NodeAtPeer)> {
-        let Some(others) = &self.others else { return Vec::new() };
-        let up: HashSet<_> = others.peers.links().iter().map(|link| link.id).collect();
-        others.nodes.filter(|at| up.contains(&at.link))
     }
 
     /// Returns a path to the peer with the process `instance`. Takes 1 s at most. Cancel safe.

@@ -165,7 +165,7 @@ pub async fn run_session<C: Connection>(
     let mut to_session = CopyDirection::counted(Side::A, Bytes::new(), given);
     let mut from_session = CopyDirection::counted(Side::B, early, taken);
     // Dropped in the middle, the connection must not look complete to its party.
-    socket.io().set_reset_on_drop(true);
+    socket.io.set_reset_on_drop(true);
     let ended = tokio::select! {
         biased;
         () = judged.revoked() => None,

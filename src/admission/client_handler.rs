@@ -83,7 +83,7 @@ where
         let Accepted { socket, from, permit } = accepted;
         let mut admission = Admission::new(Arc::clone(&self.context), from, permit);
         if let Some(uid) = socket.peer_uid() {
-            admission.prove(ClientIdentity::User(format!("uid={uid}")));
+            admission.client.proof = ClientIdentity::User(format!("uid={uid}"));
         }
         let head_is_read = admission.head_is_read.clone();
         let head = {

@@ -341,7 +341,7 @@ async fn check(
     let permit =
         FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
     let mut admission = Admission::new(context.clone(), CLIENT_ADDRESS, permit);
-    admission.prove(proof);
+    admission.client.proof = proof;
     let mut access = AccessLogEntry::start("line", "test".into());
     (admission.check(request, &mut access).await.map(|(destination, _)| destination), access)
 }

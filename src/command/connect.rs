@@ -159,7 +159,7 @@ async fn serve(
     opener: &SessionOpener,
     target: &Target,
 ) -> Result<(), CommandError> {
-    client.io().set_reset_on_drop(true);
+    client.io.set_reset_on_drop(true);
     let mut session = opener.open(target).await?;
     let ended = session.carry(&mut client).await;
     close(&mut client, Side::A, ended).await;

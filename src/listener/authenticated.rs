@@ -45,9 +45,9 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
         match self.port.accept(socket, admission.client.from, permit, refusals).await {
             Ok((stream, certificate)) => {
                 if let Some(certificate) = certificate {
-                    admission.prove(ClientIdentity::Certificate(certificate));
+                    admission.client.proof = ClientIdentity::Certificate(certificate);
                 }
-                admission.set_server_name(stream.get_ref().1.server_name());
+                admission.client.server_name = stream.get_ref().1.server_name().map(str::to_owned);
                 self.protocol.handshake(stream, admission).await
             }
             Err(reason) => AdmissionOutcome::Failed { reason, socket: None },

@@ -173,7 +173,10 @@ impl LinksByNode {
             }
             LinkChange::Backup(linked) => {
                 let earlier = links.take(NodeLinkRole::Primary);
-                let stays = earlier.as_ref().is_some_and(|earlier| earlier.may_stay_with(&linked));
+                // A living link of the same process stays, as the previous one.
+                let stays = earlier.as_ref().is_some_and(|LinkedNode { link: earlier, .. }| {
+                    earlier.instance == linked.link.instance && !earlier.is_closed()
+                });
                 closed.extend(links.put_primary(linked));
                 match earlier {
                     Some(earlier) if stays => links.links.push((NodeLinkRole::Previous, earlier)),
@@ -361,15 +364,6 @@ impl NodeWithLinks {
     /// Returns the version that the edge reports.
     pub fn version(&self) -> Option<&str> {
         self.primary.link.ends()?.version.as_deref()
-    }
-}
-
-impl LinkedNode {
-    /// Returns true if this primary link stays next to a backup link, as the previous one.
-    fn may_stay_with(&self, backup: &Self) -> bool {
-        let primary = &self.link;
-        let backup = &backup.link;
-        primary.instance == backup.instance && !primary.is_closed()
     }
 }
 

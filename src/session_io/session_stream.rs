@@ -99,7 +99,7 @@ impl SessionStream {
         match self {
             Self::Session(session) => Some(session),
             Self::Direct(_) => None,
-            Self::Tls(over) => over.into_io().into_inner().0.into_inner().into_session(),
+            Self::Tls(over) => over.io.into_inner().0.into_inner().into_session(),
         }
     }
 
@@ -115,7 +115,7 @@ impl SessionStream {
     pub fn mark_finished(&self) {
         match self {
             Self::Session(_) => {}
-            Self::Direct(connection) => connection.io().set_reset_on_drop(false),
+            Self::Direct(connection) => connection.io.set_reset_on_drop(false),
             Self::Tls(over) => transport_below_tls(over).mark_finished(),
         }
     }
@@ -123,7 +123,7 @@ impl SessionStream {
 
 /// Returns the transport below TLS.
 fn transport_below_tls(over: &TlsOverTarget) -> &SessionStream {
-    over.io().get_ref().0.get_ref()
+    over.io.get_ref().0.get_ref()
 }
 
 impl From<Session> for SessionStream {
@@ -153,7 +153,7 @@ impl ChunkStream for SessionStream {
         match self {
             Self::Session(session) => session.poll_lost(cx),
             Self::Direct(connection) => connection.poll_lost(cx),
-            Self::Tls(over) => over.io_mut().get_mut().0.get_mut().poll_lost(cx),
+            Self::Tls(over) => over.io.get_mut().0.get_mut().poll_lost(cx),
         }
     }
 

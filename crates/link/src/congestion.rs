@@ -30,11 +30,12 @@ pub(crate) struct CongestionController {
     acked: u64,
     pings: VecDeque<UnansweredPing>,
     next_number: u64,
-    latest: Duration,
+    /// The latest RTT measured; 100 ms before the first measurement.
+    pub(crate) latest: Duration,
     /// The window derived from pings.
     pinged: CongestionWindow,
-    /// The window derived from the kernel's readings, if there are any. Boxed, as most links never carry bulk.
-    kernel: Option<Box<TcpInfoCongestion>>,
+    /// The window derived from the kernel's readings, if it still provides any. Boxed, as most links never carry bulk.
+    pub(crate) kernel: Option<Box<TcpInfoCongestion>>,
     hidden: HiddenDelay,
     /// Whether there is an interactive link next to this one.
     shared: bool,
@@ -145,11 +146,6 @@ impl CongestionController {
         }
     }
 
-    /// Records that the kernel no longer provides readings.
-    pub(crate) fn disable_tcp_info(&mut self) {
-        self.kernel = None;
-    }
-
     /// Returns true if bulk has to wait. The caller checks again after [`Self::retry_after`], and sends a ping if
     /// [`Self::needs_ping`] returns true.
     pub(crate) fn is_blocked(&mut self, now: Instant) -> bool {
@@ -163,7 +159,7 @@ impl CongestionController {
 
     /// Returns how long to wait before the next reading if the window depends on the kernel.
     pub(crate) fn retry_after(&mut self) -> Option<Duration> {
-        self.tcp_info_window().map(|kernel| kernel.look_after())
+        self.tcp_info_window().map(|kernel| kernel.patience() / 3)
     }
 
     /// Returns true if bytes are in flight but no ping is: then no answer would ever open the window.
@@ -220,11 +216,6 @@ impl CongestionController {
     pub(crate) fn longest_frame(&self) -> usize {
         let Some(rate) = self.seen_cap().bandwidth() else { return INITIAL_FRAME };
         usize::try_from(rate / 500).unwrap_or(MAX_FRAME).clamp(MIN_FRAME, MAX_FRAME)
-    }
-
-    /// Returns the latest RTT measured; 100 ms before the first measurement.
-    pub(crate) fn latest_rtt(&self) -> Duration {
-        self.latest
     }
 
     /// Returns the number of bytes that may be in flight now.

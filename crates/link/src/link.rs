@@ -58,7 +58,7 @@ pub struct Link {
     /// Whether this end has announced that it leaves the link.
     drained: AtomicBool,
     /// Why the link was closed, if another process has the remote's name.
-    dismissed: OnceLock<String>,
+    pub(crate) dismissed: OnceLock<String>,
     state: Mutex<LinkState>,
     /// Budget for the bytes that wait here for relayed sessions.
     relay_budget: OnceLock<Arc<Budget>>,

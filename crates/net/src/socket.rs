@@ -135,7 +135,8 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
 #[derive(derive_more::Debug)]
 #[debug("Socket({io:?}, {} bytes)", buffered.len())]
 pub struct Socket<T> {
-    io: T,
+    /// The stream. Reading it directly would skip buffered bytes.
+    pub io: T,
     pool: BufferPool,
     /// Bytes that were read after a header. They are returned first.
     buffered: Bytes,
@@ -169,21 +170,6 @@ impl<T> Socket<T> {
     /// Wraps a stream of which the bytes `buffered` have already been read.
     pub fn with_early(io: T, pool: BufferPool, buffered: Bytes) -> Self {
         Self { io, pool, buffered, loss: DisconnectDetector::default(), finished: false }
-    }
-
-    /// Returns the inner stream, to set socket options.
-    pub fn io(&self) -> &T {
-        &self.io
-    }
-
-    /// Returns the inner stream and drops the buffered bytes.
-    pub fn into_io(self) -> T {
-        self.io
-    }
-
-    /// Returns the inner stream, for a call that reads and writes nothing.
-    pub fn io_mut(&mut self) -> &mut T {
-        &mut self.io
     }
 
     /// Returns true if the sending direction was finished.

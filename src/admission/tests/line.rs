@@ -31,7 +31,7 @@ impl ListenerProtocol<UnixStream> for Line {
             }
         }
         if let Ok(user) = socket.peer_cred() {
-            admission.prove(ClientIdentity::User(format!("uid {}", user.uid())));
+            admission.client.proof = ClientIdentity::User(format!("uid {}", user.uid()));
         }
         let opened = admission.open(pending(), open_request(line.trim()), new_trace()).await;
         let (answer, session) = match opened.expect("the client stays") {

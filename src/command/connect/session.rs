@@ -86,7 +86,7 @@ pub(crate) fn interrupted(why: &str) -> CommandError {
 
 async fn copy_between<C: Connection>(here: &mut impl ChunkStream, server: &mut Socket<C>) -> CopyEnd {
     // Set in advance in case this process is killed: a truncated upload must not look complete to the target.
-    server.io().set_reset_on_drop(true);
+    server.io.set_reset_on_drop(true);
     let ended = copy_bidirectional(here, server).await;
     close(server, Side::B, ended).await;
     ended

@@ -183,10 +183,6 @@ impl Peer {
         context.changed.send_replace(());
         pause
     }
-
-    fn idle_time(&self) -> Duration {
-        self.used.lock().elapsed()
-    }
 }
 
 /// Number of failures in a row after which one is logged as a warning.
@@ -227,7 +223,7 @@ impl Peer {
                 () = sleep(IDLE_TIMEOUT / 4) => {
                     if self.listed.load(Relaxed) || link.sessions() > 0 {
                         self.mark_used();
-                    } else if self.idle_time() >= IDLE_TIMEOUT {
+                    } else if self.used.lock().elapsed() >= IDLE_TIMEOUT {
                         tracing::debug!(server_addr = %self.at, "idle link to peer closed");
                         link.close();
                     }

@@ -18,10 +18,10 @@ use tunnel_net::socket::{Connection, Socket};
 /// socket resets the connection. The kernel still delivers the rest of a finished stream to a remote that reads slowly.
 pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: CopyEnd) {
     if ended.by == side || ended.how == EndKind::Finished {
-        socket.io().set_reset_on_drop(false);
+        socket.io.set_reset_on_drop(false);
         close_gracefully(socket).await;
     } else if !wait_acknowledged(socket).await && socket.is_finished() {
-        socket.io().set_reset_on_drop(false);
+        socket.io.set_reset_on_drop(false);
     }
 }
 
@@ -59,7 +59,7 @@ pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
     let mut pause = MIN_CHECK_PAUSE;
     let mut leaving = LingeringSocket { socket, flushed: false, ended: false };
     loop {
-        let limit = match leaving.socket.io().tcp().map(unacknowledged) {
+        let limit = match leaving.socket.io.tcp().map(unacknowledged) {
             _ if !leaving.flushed => DELIVERY_TIMEOUT,
             None | Some(Ok(0)) => return true,
             Some(Ok(_)) => DELIVERY_TIMEOUT,

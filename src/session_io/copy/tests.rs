@@ -516,7 +516,7 @@ async fn bytes_buffered_by_tls_are_delivered_before_the_socket_is_reset() {
     socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
     let (mut client, server) = testing::over(far, near).await;
     let mut socket = Socket::new(server, BufferPool::new());
-    socket.io().set_reset_on_drop(true);
+    socket.io.set_reset_on_drop(true);
     let mut sent = 0;
     poll_fn(|cx| {
         // As much as it accepts while the client does not read.

@@ -80,10 +80,10 @@ async fn open(mut client: TcpStream, route: SessionRouter, pool: BufferPool) -> 
     };
     client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
     let mut client = Socket::with_early(client, pool, Bytes::new());
-    client.io().set_reset_on_drop(true);
+    client.io.set_reset_on_drop(true);
     let ended = copy_bidirectional(&mut client, &mut session).await;
     if ended.by == Side::A || ended.how == EndKind::Finished {
-        client.io().set_reset_on_drop(false);
+        client.io.set_reset_on_drop(false);
         close_gracefully(&mut client).await;
     }
     Ok(())

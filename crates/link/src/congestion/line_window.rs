@@ -115,11 +115,6 @@ impl TcpInfoCongestion {
         self.allowed.is_some_and(|allowed| (sent - self.sent).cast_signed() >= allowed)
     }
 
-    /// Returns when to check again if bulk has to wait: before everything that waits is sent.
-    pub(crate) fn look_after(&self) -> Duration {
-        self.patience() / 3
-    }
-
     /// Returns how long a byte waits that is pulled now, until the kernel sends it.
     pub(super) fn wait(&self) -> Duration {
         time_of(self.latest.unsent + self.above, self.cap.bandwidth().unwrap_or(self.latest.pacing))
@@ -146,7 +141,7 @@ impl TcpInfoCongestion {
         Some((slower.map_or(rate, |slower| rate.min(slower)), jitter))
     }
 
-    fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         MAX_WAIT.max(self.cap.min_rtt().unwrap_or_default() / 16)
     }
 }

@@ -202,7 +202,7 @@ impl CongestionWindow {
         self.full = if hit && self.grown == 0 { self.full.saturating_add(1) } else { 0 };
         if hit {
             self.capped_for += took;
-            if self.capped_for >= renew_after(least) {
+            if self.capped_for >= MIN_RTT_EXPIRY.max(least * RENEW_AFTER_TRIPS) {
                 (self.full, self.trial, self.renewal) =
                     (0, None, Some(ProbeRttPhase { step: 0, least: None }));
             }
@@ -357,11 +357,6 @@ pub(crate) struct WindowCutTrial {
     pub(crate) rtt: Duration,
     /// By how much the RTT should be shorter now.
     pub(crate) shorter: Duration,
-}
-
-/// Returns the total time at the limit after which the minimum RTT is renewed.
-pub(crate) fn renew_after(least: Duration) -> Duration {
-    MIN_RTT_EXPIRY.max(least * RENEW_AFTER_TRIPS)
 }
 
 /// After this time at the limit the minimum RTT is measured again, because the route may have changed.

@@ -331,7 +331,7 @@ impl CallHandler {
             self.shared.link_context.metrics.links_rejected.count("overloaded");
             return Ok(Status::unavailable("another call of this connection is pending").into_http());
         };
-        if enrol::is_petition(&request) {
+        if request.uri().path().starts_with(enrol::SERVICE) {
             if !self.takes_enrolments {
                 return self
                     .refuse(Status::unimplemented("joining by invitation is not enabled"), "no_invitations");

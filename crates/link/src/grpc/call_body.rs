@@ -94,7 +94,7 @@ impl http_body::Body for CallBody {
 
 /// Returns the status with which a server ends a link: OK, unless another process has the edge's name.
 fn status(link: &Link) -> HeaderMap {
-    let taken = link.close_reason().map(Status::already_exists);
+    let taken = link.dismissed.get().map(Status::already_exists);
     let mut trailers = HeaderMap::new();
     // Fails only if the message cannot be a header. An encoded message always can.
     let _ = taken.unwrap_or_else(|| Status::ok("")).add_header(&mut trailers);

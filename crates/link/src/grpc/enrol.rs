@@ -87,11 +87,6 @@ impl EnrolRequest {
     }
 }
 
-/// Returns true if a call is an enrolment request.
-pub(crate) fn is_petition<B>(request: &Request<B>) -> bool {
-    request.uri().path().starts_with(SERVICE)
-}
-
 /// Serves an enrolment request; `hand_on` passes it to its handler and returns false if there is none.
 pub(crate) async fn answer<F>(
     request: Request<Incoming>,
@@ -206,7 +201,7 @@ where
 }
 
 /// Prefix of the paths of its calls, and these paths.
-const SERVICE: &str = "/enrol.Enrol/";
+pub(crate) const SERVICE: &str = "/enrol.Enrol/";
 const GET_CA: &str = "/enrol.Enrol/GetCa";
 const JOIN: &str = "/enrol.Enrol/Join";
 

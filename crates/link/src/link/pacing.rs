@@ -55,7 +55,7 @@ impl Pacing {
                 }
             }
             (Some(bulk), None) => {
-                bulk.disable_tcp_info();
+                bulk.kernel = None;
                 self.tcp_info = None;
             }
             (None, _) => {}

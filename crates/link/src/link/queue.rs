@@ -196,7 +196,7 @@ impl SendQueue {
         let bulk = self.pacing.bulk.as_mut()?;
         let before = bulk.congestion_window();
         bulk.on_ack(number, now);
-        let rtt = bulk.latest_rtt();
+        let rtt = bulk.latest;
         let cap = bulk.congestion_window();
         let least = self.rtts.sample(rtt, now);
         self.wake();

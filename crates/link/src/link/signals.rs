@@ -85,9 +85,4 @@ impl Link {
         let _ = self.dismissed.set(why);
         self.close();
     }
-
-    /// Returns why the link was closed by [`Self::close_name_taken`].
-    pub(crate) fn close_reason(&self) -> Option<&String> {
-        self.dismissed.get()
-    }
 }
