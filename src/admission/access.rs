@@ -14,7 +14,7 @@ use crate::admission::AccessPolicy;
 use crate::admission::auth::{PasswordChecker, Users};
 use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
-use crate::config::access::{AccessConfig, PasswordAuthConfig};
+use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen_tls::Tls;
@@ -55,10 +55,8 @@ impl AccessPolicies {
         for (table, access) in tables {
             let known = self.of(table);
             let old = known.load_full();
-            let logins = match &access.auth {
-                PasswordAuthConfig::None => Ok(None),
-                PasswordAuthConfig::Basic { users, key } => self.logins(users, key, startup).map(Some),
-            };
+            let file = access.auth.as_ref();
+            let logins = file.map(|PasswordFile { users, key }| self.logins(users, key, startup)).transpose();
             let (logins, is_removed) = match logins {
                 Ok(logins) => (logins, false),
                 Err(NotPrepared) => (old.logins.clone(), old.is_removed),
@@ -105,7 +103,7 @@ impl AccessPolicies {
         table: &'static str,
         AdminConfig { tls, access, .. }: &AdminConfig,
     ) -> Option<PageViewers> {
-        let has_passwords = access.auth != PasswordAuthConfig::None;
+        let has_passwords = access.auth.is_some();
         if !has_passwords && tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
             return None;
         }

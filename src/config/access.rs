@@ -63,27 +63,21 @@ pub struct AccessConfig {
     pub proxy_protocol: Networks,
     /// Networks that clients may connect from; `None` allows any.
     pub allow_from: Option<Networks>,
-    /// How clients authenticate.
-    pub auth: PasswordAuthConfig,
+    /// The passwords of clients; `None` requires none.
+    pub auth: Option<PasswordFile>,
     /// What clients may reach; empty allows everything.
     pub rules: Rules,
     /// Names (CN or DNS) of accepted client certificates. Empty at ports that request none.
     pub names: Vec<CertificateGlob>,
 }
 
-/// How clients of a listener authenticate, besides certificates.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum PasswordAuthConfig {
-    /// No authentication.
-    #[default]
-    None,
-    /// User name and password, checked against an htpasswd file (bcrypt).
-    Basic {
-        /// The htpasswd file.
-        users: PathBuf,
-        /// The full key that sets it; in another table if it is inherited.
-        key: String,
-    },
+/// The htpasswd file (bcrypt) against which the user name and the password of a client are checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PasswordFile {
+    /// The file.
+    pub users: PathBuf,
+    /// The full key that sets it; in another table if it is inherited.
+    pub key: String,
 }
 
 /// How clients of a port can authenticate.
@@ -119,11 +113,7 @@ impl AccessConfig {
     /// Returns the values of those keys.
     pub(crate) fn rights(&self) -> (&Option<Networks>, Option<&PathBuf>, &[CertificateGlob], &Rules) {
         let Self { proxy_protocol: _, allow_from, auth, rules, names } = self;
-        let users = match auth {
-            PasswordAuthConfig::None => None,
-            PasswordAuthConfig::Basic { users, .. } => Some(users),
-        };
-        (allow_from, users, names, rules)
+        (allow_from, auth.as_ref().map(|auth| &auth.users), names, rules)
     }
 
     /// Reads the keys of a listener's table, and records the values in effect. Absent keys are taken from `default`.
@@ -138,7 +128,7 @@ impl AccessConfig {
         if let Some(rules) = &rules {
             check_rule_users(table, rules, proofs.certified(), report);
         }
-        if let (Some(rules), Some(PasswordAuthConfig::None)) = (&rules, &auth)
+        if let (Some(rules), Some(None)) = (&rules, &auth)
             && rules.has_users()
             && !proofs.certified()
         {
@@ -183,11 +173,11 @@ impl AccessConfig {
         reached: &str,
         report: &mut ConfigDiagnostics,
     ) {
-        if self.auth != PasswordAuthConfig::None && proofs.password {
+        if self.auth.is_some() && proofs.password {
             return proofs.tls.warn_passwords(key, at, report);
         }
         let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.contains_all_addresses());
-        if self.auth != PasswordAuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
+        if self.auth.is_some() || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
         let text =
@@ -202,9 +192,9 @@ pub(super) fn auth(
     kind: Option<AuthKind>,
     users: Option<PathBuf>,
     proofs: AuthMethods,
-    default: &PasswordAuthConfig,
+    default: &Option<PasswordFile>,
     report: &mut ConfigDiagnostics,
-) -> Option<PasswordAuthConfig> {
+) -> Option<Option<PasswordFile>> {
     // A key with an error was reported already. Conclusions from its absence would mislead.
     if table.is_wrong("users", report) || table.is_wrong("auth", report) {
         return None;
@@ -212,25 +202,22 @@ pub(super) fn auth(
     let basic = kind.map(|kind| kind == AuthKind::Basic);
     let silent = |found: &str| Some(found.to_owned());
     let auth = match (basic, users, default) {
-        (Some(true), Some(users), _) | (None, Some(users), PasswordAuthConfig::Basic { .. }) => {
-            PasswordAuthConfig::Basic { users, key: table.key("users") }
+        (Some(true), Some(users), _) | (None, Some(users), Some(_)) => {
+            Some(PasswordFile { users, key: table.key("users") })
         }
-        (Some(true) | None, None, default @ PasswordAuthConfig::Basic { .. }) => default.clone(),
-        (Some(false) | None, None, _) => PasswordAuthConfig::None,
-        (Some(true), None, PasswordAuthConfig::None) => {
+        (Some(true) | None, None, Some(default)) => Some(default.clone()),
+        (Some(false) | None, None, _) => None,
+        (Some(true), None, None) => {
             table.error("users", None, "auth is \"basic\"; set the htpasswd file", report);
             return None;
         }
-        (Some(false), Some(_), _) => {
-            table.error("users", silent("set, but auth is \"none\""), "set auth = \"basic\"", report);
-            return None;
-        }
-        (None, Some(_), PasswordAuthConfig::None) => {
-            table.error("users", silent("set, but auth is not"), "set auth = \"basic\"", report);
+        (Some(false) | None, Some(_), _) => {
+            let found = if basic.is_some() { "set, but auth is \"none\"" } else { "set, but auth is not" };
+            table.error("users", silent(found), "set auth = \"basic\"", report);
             return None;
         }
     };
-    if auth != PasswordAuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
+    if auth.is_some() && !proofs.password && !proofs.certified() && table.is_present() {
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [server.connect]" };
         let expected = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
                       table, and restrict clients with allow_from";

@@ -6,7 +6,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::Environment;
-use crate::config::access::{AccessConfig, PasswordAuthConfig};
+use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState, names, require_names};
@@ -74,7 +74,7 @@ pub(crate) fn admin(
     if let Some(users) = admin.users.clone() {
         let key = table.key("users");
         tls.warn_passwords(key.clone(), ports.admin_listen, report);
-        admin.access.auth = PasswordAuthConfig::Basic { users, key };
+        admin.access.auth = Some(PasswordFile { users, key });
     }
     if tls != (PortTlsState::On { client_certificate: true }) {
         ports.warn_if_reachable(parent.key(key), report);

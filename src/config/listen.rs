@@ -50,7 +50,7 @@ mod tests {
     use crate::config::Environment;
     use crate::config::access::AccessConfig;
     use crate::config::access::AuthMethods;
-    use crate::config::access::PasswordAuthConfig;
+    use crate::config::access::PasswordFile;
     use crate::config::listen_tls::PortTlsState;
     use crate::config::listen_tls::require_names;
 
@@ -91,8 +91,7 @@ mod tests {
     fn a_listener_inherits_absent_access_keys_from_the_connect_listener() {
         let (ssh, module, reported) = read(SSH, PASSWORD_OVER_TLS);
         assert_eq!((&module, reported), (&ssh, vec![]));
-        let PasswordAuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
-        assert_eq!(key, "ssh.users");
+        assert_eq!(module.auth.unwrap().key, "ssh.users");
     }
 
     #[test]
@@ -104,19 +103,16 @@ mod tests {
         assert!(!ssh.proxy_protocol.is_empty() && module.proxy_protocol.is_empty());
         let from = module.allow_from.unwrap();
         assert!(from.contains("192.0.2.1".parse().unwrap()) && !from.contains("10.0.0.1".parse().unwrap()));
-        assert_eq!(
-            module.auth,
-            PasswordAuthConfig::Basic { users: "/own".into(), key: "module.users".into() }
-        );
+        assert_eq!(module.auth, Some(PasswordFile { users: "/own".into(), key: "module.users".into() }));
         let (_, module, reported) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
-        assert_eq!((module.auth, reported), (PasswordAuthConfig::None, vec![]), "restricted by allow_from");
+        assert_eq!((module.auth, reported), (None, vec![]), "restricted by allow_from");
     }
 
     #[test]
     fn basic_auth_is_an_error_for_a_protocol_without_passwords() {
         for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
             let (_, module, reported) = read(text, NO_METHOD);
-            assert_eq!(module.auth, PasswordAuthConfig::None);
+            assert_eq!(module.auth, None);
             assert!(
                 reported[0].contains("module.auth: \"basic\"") && reported[0].contains("auth = \"none\""),
                 "{reported:?}"

@@ -4,7 +4,7 @@ use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use crate::config::access::{AccessConfig, PasswordAuthConfig};
+use crate::config::access::AccessConfig;
 use crate::config::admin_listener::{self, AdminConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::csr::{self, EdgeCsrConfig};
@@ -97,10 +97,8 @@ impl EdgeConfig {
             ("edge.admin.key", &self.admin.tls.as_ref().map(|tls| tls.key.clone())),
         ];
         let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
-        let proxy = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
-            PasswordAuthConfig::None => None,
-            PasswordAuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
-        });
+        let proxy = self.http_proxy.iter().filter_map(|proxy| proxy.access.auth.as_ref());
+        let proxy = proxy.map(|auth| ("edge.http_proxy.users", auth.users.as_path()));
         let all = token.chain(files).chain(proxy);
         all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
     }

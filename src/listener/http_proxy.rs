@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::admission::http_proxy::{HttpProxyProtocol, NAME};
-use crate::config::access::{AccessConfig, AuthMethods, PasswordAuthConfig};
+use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
@@ -60,7 +60,7 @@ fn read(
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
 /// without the keys.
 fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &mut ConfigDiagnostics) {
-    if env.proxy_authorization.as_deref() == Some("true") && access.auth == PasswordAuthConfig::None {
+    if env.proxy_authorization.as_deref() == Some("true") && access.auth.is_none() {
         let expected =
             "it requires passwords; set auth = \"basic\" and users in [server.http_proxy], or unset it";
         report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), expected);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::access::{AccessConfig, PasswordAuthConfig};
+use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_listener::{self, AdminConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::node_names::{self, NodeNameSettings};
@@ -269,7 +269,7 @@ impl ServerConfig {
         ];
         for (_, access) in self.access() {
             // A file that several tables inherit from one is listed once.
-            if let PasswordAuthConfig::Basic { users, key } = &access.auth
+            if let Some(PasswordFile { users, key }) = &access.auth
                 && !all.iter().any(|(known, _)| known == key)
             {
                 all.push((key.clone(), users.clone()));

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use crate::config::access::{AccessConfig, PasswordAuthConfig};
+use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen_tls::TlsVersion;
 use crate::config::server::LinkListenerConfig;
@@ -356,7 +356,7 @@ fn all_access_and_session_keys_are_read() {
         "#,
     );
     let key = "server.connect.users".to_owned();
-    assert_eq!(connect(&cloud).access.auth, PasswordAuthConfig::Basic { users: "/etc/users".into(), key });
+    assert_eq!(connect(&cloud).access.auth, Some(PasswordFile { users: "/etc/users".into(), key }));
     let ask = |user, from: &str, node: &str, port| {
         connect(&cloud).access.rules.allows(user, from.parse().unwrap(), &node.parse().unwrap(), port)
     };
