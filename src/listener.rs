@@ -63,7 +63,7 @@ pub struct ListenerKind {
     /// Whether clients may name a target by its address. Then addresses are watched in Kubernetes by default.
     pub by_address: bool,
     /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
-    pub(crate) read: fn(ConfigTableReader<'_>, &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>>,
+    pub(crate) read: fn(ConfigTableReader<'_>, &mut ListenerConfigReader<'_>) -> ListenerConfigs,
 }
 
 impl ListenerKind {
@@ -83,8 +83,11 @@ pub(crate) struct ListenerConfigReader<'a> {
     pub(crate) report: &'a mut ConfigDiagnostics,
 }
 
+/// The settings of all listeners of a table.
+pub(crate) type ListenerConfigs = Vec<Arc<dyn ListenerConfig>>;
+
 /// Returns the only listener of a table, if it has one.
-pub(crate) fn single<T: ListenerConfig>(listener: Option<T>) -> Vec<Arc<dyn ListenerConfig>> {
+pub(crate) fn single<T: ListenerConfig>(listener: Option<T>) -> ListenerConfigs {
     listener.into_iter().map(|listener| Arc::new(listener) as Arc<dyn ListenerConfig>).collect()
 }
 

@@ -1,7 +1,6 @@
 //! The CONNECT listener of a server: its table and its ports.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,9 @@ use crate::config::listen;
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::listener::{
+    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
+};
 use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_proto::frame::SessionCategory;
@@ -46,10 +47,7 @@ pub struct ConnectConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "connect", by_address: false, read };
 
 /// Reads the table, and warns if the port is open to all clients.
-fn read(
-    mut table: ConfigTableReader<'_>,
-    tables: &mut ListenerConfigReader<'_>,
-) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
     let report = &mut *tables.report;
     let mut connect: ConnectConfig = table.fields(report);
     listen::require(&table, report);

@@ -1,7 +1,6 @@
 //! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use educe::Educe;
 use serde::{Deserialize, Serialize};
@@ -12,7 +11,9 @@ use crate::config::listen::{self, ListenAddress};
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::listener::{
+    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
+};
 use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::Networks;
@@ -89,10 +90,7 @@ impl ListenerConfig for EgressConfig {
 }
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(
-    mut table: ConfigTableReader<'_>,
-    tables: &mut ListenerConfigReader<'_>,
-) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
     let report = &mut *tables.report;
     let mut egress: EgressConfig = table.fields(report);
     listen::require(&table, report);

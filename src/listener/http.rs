@@ -25,7 +25,9 @@ use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::http::routing::RequestRoutingContext;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::listener::{
+    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
+};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::ports::{ConfigMapPorts, PortTarget};
@@ -80,10 +82,7 @@ pub struct NodePortConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, read };
 
 /// Reads the table.
-fn read(
-    mut table: ConfigTableReader<'_>,
-    tables: &mut ListenerConfigReader<'_>,
-) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
     let report = &mut *tables.report;
     let methods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
     let mut http: HttpConfig = table.fields(report);

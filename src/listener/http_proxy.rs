@@ -1,7 +1,6 @@
 //! The HTTP proxy of a server: its table and its port.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +11,9 @@ use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::config::{Environment, WarningKind, listen};
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::listener::{
+    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
+};
 use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_proto::frame::SessionCategory;
@@ -38,10 +39,7 @@ pub struct HttpProxyConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: NAME, by_address: true, read };
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(
-    mut table: ConfigTableReader<'_>,
-    tables: &mut ListenerConfigReader<'_>,
-) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
     let report = &mut *tables.report;
     let mut proxy: HttpProxyConfig = table.fields(report);
     listen::require(&table, report);
@@ -100,7 +98,7 @@ mod tests {
         let table = file.table("http_proxy", &mut report);
         let inherited = AccessConfig::default();
         let proxy = read(table, &mut ListenerConfigReader { inherited, env, report: &mut report }).pop();
-        let listen = |proxy: Arc<dyn ListenerConfig>| {
+        let listen = |proxy: std::sync::Arc<dyn ListenerConfig>| {
             let proxy: &HttpProxyConfig = (proxy.as_ref() as &dyn Any).downcast_ref().unwrap();
             proxy.listen.unwrap().to_string()
         };

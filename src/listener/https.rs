@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use educe::Educe;
 use serde::{Deserialize, Serialize};
@@ -20,7 +19,9 @@ use crate::listener::http::{
     NodePortConfig, NodePortProtocol, NodePorts, bind, by_text, node_ports, warn_if_open,
 };
 use crate::listener::passthrough::Passthrough;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::listener::{
+    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
+};
 use crate::startup::tls_files::{FileKind, NamedFile};
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::CertificateGlob;
@@ -118,10 +119,7 @@ pub(crate) enum Mode {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };
 
 /// Reads the table.
-fn read(
-    mut table: ConfigTableReader<'_>,
-    tables: &mut ListenerConfigReader<'_>,
-) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
     let report = &mut *tables.report;
     let mut https: HttpsConfig = table.fields(report);
     let passthrough = https.mode == Mode::Passthrough;

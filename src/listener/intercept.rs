@@ -28,7 +28,9 @@ use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::intercept::presence::InterceptedAddresses;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::listener::{
+    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
+};
 use crate::paths::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
@@ -102,10 +104,7 @@ pub struct MarkBits {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "intercept", by_address: true, read };
 
 /// Reads the table.
-fn read(
-    mut table: ConfigTableReader<'_>,
-    tables: &mut ListenerConfigReader<'_>,
-) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
     let report = &mut *tables.report;
     let env = tables.env;
     let mut intercept: InterceptConfig = table.fields(report);

@@ -22,7 +22,9 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::listener::tcp::range::ListenPortRange;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::listener::{
+    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
+};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::canonical_ip;
@@ -79,10 +81,7 @@ pub struct TcpTarget {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, read };
 
 /// Reads the table. Its keys are addresses, as in SuperEdge.
-fn read(
-    mut table: ConfigTableReader<'_>,
-    tables: &mut ListenerConfigReader<'_>,
-) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
     let report = &mut *tables.report;
     let inherited = &tables.inherited;
     let mut listeners: Vec<TcpListenerConfig> = Vec::new();
