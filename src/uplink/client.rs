@@ -17,9 +17,7 @@ use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
 use crate::paths::uplinks::Uplinks;
 use crate::route::{OpenError, SessionRequest, SessionRouter};
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
-use crate::uplink::link_dialer::{
-    DialPreference, LinkDialer, NewLink, ServerEndpoint, UplinkFailure, UserIdentity,
-};
+use crate::uplink::link_dialer::{DialPreference, LinkDialer, ServerEndpoint, UplinkFailure, UserIdentity};
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -100,10 +98,7 @@ impl UserUplinks {
     ///
     /// Returns the errors of all servers, or of a file.
     pub async fn connect(config: UserLinkConfig) -> Result<Self, UserLinkError> {
-        let (links, reconnector) = Self::prepare(config)?;
-        let first = reconnector.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await?;
-        links.keep(reconnector, Some(first));
-        Ok(links)
+        Self::link(config, |_| true).await
     }
 
     /// Like [`Self::connect`], but keeps dialling if no server is reached now, which is logged.
@@ -112,20 +107,16 @@ impl UserUplinks {
     ///
     /// Returns an error if a server denies the link, or of a file.
     pub async fn start(config: UserLinkConfig) -> Result<Self, UserLinkError> {
-        let (links, reconnector) = Self::prepare(config)?;
-        let first = match reconnector.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await
-        {
-            Ok(first) => Some(first),
-            Err(denied @ UplinkFailure { is_denied: true, .. }) => return Err(denied.into()),
-            // Dialled again at once, which is logged.
-            Err(_) => None,
-        };
-        links.keep(reconnector, first);
-        Ok(links)
+        // Without a link, it is dialled again at once, which is logged.
+        Self::link(config, |failure| failure.is_denied).await
     }
 
-    /// Reads the files, and makes what keeps the links, without dialling.
-    fn prepare(config: UserLinkConfig) -> Result<(Self, Arc<Reconnector>), UserLinkError> {
+    /// Links to the first server that accepts it, and keeps a link. Fails if none does for a reason that `is_final`.
+    async fn link(
+        config: UserLinkConfig,
+        is_final: impl FnOnce(&UplinkFailure) -> bool,
+    ) -> Result<Self, UserLinkError> {
+        // What keeps the links, from the files.
         let metrics = Metrics::edge();
         let links = Drain::new();
         let limits = SessionLimits {
@@ -149,20 +140,22 @@ impl UserUplinks {
             redial: Notify::new(),
             sent_until_closed: Mutex::default(),
         });
+        let first = reconnector.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await;
+        let first = match first {
+            Ok(first) => Some(first),
+            Err(failure) if is_final(&failure) => return Err(failure.into()),
+            Err(_) => None,
+        };
+        // The tasks that keep a link, which is `first` or yet to be dialled.
         let route = SessionRouter::new(uplinks.clone(), table.clone(), OPEN_TIMEOUT, RESUME_TIMEOUT);
-        Ok((Self { route, uplinks, table, pool, metrics, links }, reconnector))
-    }
-
-    /// Starts the tasks that keep the link, which is `first` or yet to be dialled.
-    fn keep(&self, reconnector: Arc<Reconnector>, first: Option<NewLink>) {
-        let Self { route, table, pool, links, .. } = self;
-        let files = FileWatcher::new(links);
+        let files = FileWatcher::new(&links);
         files.watch("tls", &reconnector.dialer.tls);
         files.watch("tokens", &reconnector.dialer.tokens);
         links.spawn(info_span!("upkeep"), table.clone().upkeep(pool.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), route.clone().resume_parked(links.clone()));
         links.spawn(info_span!("network"), reconnector.clone().follow_network());
         links.spawn(info_span!("link"), reconnector.run(first));
+        Ok(Self { route, uplinks, table, pool, metrics, links })
     }
 
     /// Opens a session to a target, as servers know it. Waits for a link if there is none now. Cancel safe.
