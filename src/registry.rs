@@ -44,7 +44,7 @@ use tunnel_proto::names::{Host, Instance, NodeName};
 ///
 /// - `Registry::replace` compares links by their ids under the lock, so a link that ends late never removes the
 ///   newer link that replaced it.
-/// - A waiter registers first and checks second ([`Finder::find_path`]), so a link that is inserted in between wakes
+/// - A waiter registers first and checks second ([`Finder::find`]), so a link that is inserted in between wakes
 ///   it.
 /// - A link that was read from here may have ended since. It then accepts no more data, and no caller relies on it
 ///   being alive.
@@ -208,42 +208,6 @@ impl Finder {
         self.others.as_ref().map(|others| &others.peers)
     }
 
-    /// Finds a path to a node, and to its process `instance` if one is given. Avoids the link `not` and the peer at its
-    /// remote end. Takes about 2 s at most. Cancel safe.
-    ///
-    /// # Errors
-    ///
-    /// No server has the node; the error names the peers that were asked.
-    pub async fn find_path(
-        &self,
-        node: &NodeName,
-        instance: Option<Instance>,
-        not: Option<&Link>,
-    ) -> Result<Path, NodeNotFound> {
-        let query = NodeSearchCriteria::new(node, instance, not);
-        let mut searching = pin!(self.search(&query));
-        let mut has_linked = false;
-        loop {
-            // The waiter is created before the check, so a node that links in between ends the wait below. The search
-            // would not notice it, because it only asks peers.
-            let arrival = self.registry.arrival(node);
-            let known = self.known_paths(node).find(|path| query.accepts(path.instance, &path.link));
-            if let Some(path) = known {
-                return Ok(path);
-            }
-            // The node has linked, but as another process than the requested one. The caller decides how long it still
-            // waits for that one.
-            if has_linked && self.is_another(&query) {
-                return Err(self.complete(&query, NodeNotFound::default()));
-            }
-            tokio::select! {
-                biased;
-                found = &mut searching => return found.map_err(|missing| self.complete(&query, missing)),
-                () = arrival.wait() => has_linked = true,
-            }
-        }
-    }
-
     /// Asks the peers, unless that has failed a moment ago.
     async fn search(&self, query: &NodeSearchCriteria) -> Result<Path, NodeNotFound> {
         let Some(others) = &self.others else { return Err(NodeNotFound::default()) };
@@ -311,21 +275,6 @@ impl Finder {
         Some((first.clone(), nodes.len() > 1))
     }
 
-    /// Returns a path to the peer with the process `instance`. Takes 1 s at most. Cancel safe.
-    ///
-    /// # Errors
-    ///
-    /// No reachable peer is that process. The error names the peers that could not be reached.
-    pub async fn find_server(&self, instance: Option<Instance>) -> Result<Path, NodeNotFound> {
-        let (Some(others), Some(target_instance)) = (&self.others, instance) else {
-            return Err(NodeNotFound::default());
-        };
-        match others.peers.process(target_instance).await {
-            Ok(link) => Ok(Path { link, instance }),
-            Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
-        }
-    }
-
     /// Pings the other links that carry our sessions to a node that has linked at the server `at`, which may be this
     /// one. Its sessions leave those that do not answer within 1 s.
     pub async fn leave_silent_links(&self, at: Instance, node: &NodeName, table: &SessionTable) {
@@ -367,13 +316,38 @@ impl LinkedNode {
 }
 
 impl PathProvider for Finder {
+    /// Avoids the link `not` and the peer at its remote end. Takes about 2 s at most. The error names the peers that were
+    /// asked.
     fn find<'a>(
         &'a self,
         node: &'a NodeName,
         instance: Option<Instance>,
         not: Option<&'a Link>,
     ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
-        Box::pin(self.find_path(node, instance, not))
+        Box::pin(async move {
+            let query = NodeSearchCriteria::new(node, instance, not);
+            let mut searching = pin!(self.search(&query));
+            let mut has_linked = false;
+            loop {
+                // The waiter is created before the check, so a node that links in between ends the wait below. The search
+                // would not notice it, because it only asks peers.
+                let arrival = self.registry.arrival(node);
+                let known = self.known_paths(node).find(|path| query.accepts(path.instance, &path.link));
+                if let Some(path) = known {
+                    return Ok(path);
+                }
+                // The node has linked, but as another process than the requested one. The caller decides how long it still
+                // waits for that one.
+                if has_linked && self.is_another(&query) {
+                    return Err(self.complete(&query, NodeNotFound::default()));
+                }
+                tokio::select! {
+                    biased;
+                    found = &mut searching => return found.map_err(|missing| self.complete(&query, missing)),
+                    () = arrival.wait() => has_linked = true,
+                }
+            }
+        })
     }
 
     fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
@@ -409,13 +383,22 @@ impl PathProvider for Finder {
 pub(crate) struct PeerPaths(pub(crate) Arc<Finder>);
 
 impl PathProvider for PeerPaths {
+    /// Takes 1 s at most. The error names the peers that could not be reached.
     fn find<'a>(
         &'a self,
         _: &'a NodeName,
         instance: Option<Instance>,
         _: Option<&'a Link>,
     ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
-        Box::pin(self.0.find_server(instance))
+        Box::pin(async move {
+            let (Some(others), Some(target_instance)) = (&self.0.others, instance) else {
+                return Err(NodeNotFound::default());
+            };
+            match others.peers.process(target_instance).await {
+                Ok(link) => Ok(Path { link, instance }),
+                Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
+            }
+        })
     }
 
     fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {

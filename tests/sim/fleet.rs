@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, sleep_until};
+use tunnel::paths::PathProvider as _;
 use tunnel_base::drain::Drain;
 use tunnel_proto::names::{Instance, NodeName};
 
@@ -236,7 +237,7 @@ impl Fleet {
                     node = format!("off-{node}").parse().unwrap();
                 }
                 server.clone().work(async move {
-                    let _ = server.finder.find_path(&node, None, None).await;
+                    let _ = server.finder.find(&node, None, None).await;
                 });
             }
         });

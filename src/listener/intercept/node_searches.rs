@@ -42,7 +42,7 @@ impl NodeDiscovery {
         drain.clone().spawn(info_span!("node_discovery"), async move {
             let all = stream::iter(due).for_each_concurrent(MAX_CONCURRENT_QUERIES, |node| {
                 let finder = finder.clone();
-                async move { drop(finder.find_path(&node, None, None).await) }
+                async move { drop(finder.find(&node, None, None).await) }
             });
             let _ = drain.run_until(all).await;
             drop(permit);

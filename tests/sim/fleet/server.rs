@@ -184,7 +184,7 @@ impl SimServer {
             Remote::Peer => path.link.instance == Some(there.own),
             _ => self.own == there.own,
         };
-        match self.finder.find_path(node, None, None).await {
+        match self.finder.find(node, None, None).await {
             Ok(path) if leads(&path) => true,
             Ok(path) => {
                 self.finder.invalidate(node, &path);
