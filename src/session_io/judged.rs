@@ -2,7 +2,6 @@
 //! if it would not be admitted now.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -83,6 +82,8 @@ impl From<&AccessLogEntry> for SessionSubject {
     }
 }
 
+#[derive(derive_more::Debug)]
+#[debug("JudgedSession({number}, {revoked:?})")]
 struct Inner {
     number: u64,
     subject: SessionSubject,
@@ -315,15 +316,6 @@ impl JudgedSession {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.list.0.open.lock().remove(&self.number);
-    }
-}
-
-impl fmt::Debug for Inner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JudgedSession")
-            .field("number", &self.number)
-            .field("revoked", &self.revoked)
-            .finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,6 @@ pub mod targets;
 pub mod tokens;
 pub mod zone;
 
-use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
@@ -28,7 +27,8 @@ use tunnel_proto::names::NodeName;
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
 /// `0.0.0.0/0` contains all of IPv4 and no IPv6 address; `::/0` all of IPv6 and no IPv4 address.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(derive_more::Debug, Clone, PartialEq, Eq, Default)]
+#[debug("{_0:?}")]
 pub struct Networks(Vec<IpNet>);
 
 /// A pattern for node names, in which `*` matches any run of characters. Case is ignored.
@@ -250,12 +250,6 @@ impl FromStr for CertificateGlob {
 }
 
 debug_as_display!(NodeGlob, CertificateGlob);
-
-impl fmt::Debug for Networks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|net| format_args!("{net}").to_string())).finish()
-    }
-}
 
 const NOT_A_NETWORK: &str =
     "not a network; expected an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8";

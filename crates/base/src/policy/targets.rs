@@ -15,7 +15,8 @@ use tunnel_proto::debug_as_display;
 ///
 /// A configured list replaces the default: everything else is forbidden, including loopback and the edge's own
 /// addresses.
-#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(derive_more::Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[debug("{_0:?}")]
 pub struct Targets(Vec<TargetEntry>);
 
 /// An entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `self:22` for the edge's own addresses.
@@ -150,12 +151,6 @@ impl fmt::Display for TargetEntry {
 }
 
 debug_as_display!(TargetEntry);
-
-impl fmt::Debug for Targets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.0).finish()
-    }
-}
 
 /// Returns true if all addresses of this network are forbidden. True only for IPv4 networks of length /8 or longer, and
 /// for single IPv6 addresses.

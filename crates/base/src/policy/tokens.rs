@@ -13,6 +13,8 @@ use tunnel_proto::names::{NameError, NodeName};
 ///
 /// Words may follow the token: `node:token previous=OLD ip=10.0.0.7,fd00::7` accepts both tokens while the edge
 /// changes its own, and lists the node's addresses. Never logged or displayed.
+#[derive(derive_more::Debug)]
+#[debug("Tokens({} lines)", lines.len())]
 pub struct NodeTokens {
     lines: HashMap<String, TokenLine>,
     /// Each address, with the node whose line contains it.
@@ -392,12 +394,6 @@ pub fn line_name(text: &str) -> Result<NodeName, NameError> {
 /// Returns true if a token file can contain that token.
 fn is_token(text: &str) -> bool {
     !text.is_empty() && !text.contains(|c: char| c == ':' || c.is_whitespace() || c.is_control())
-}
-
-impl std::fmt::Debug for NodeTokens {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tokens({} lines)", self.lines.len())
-    }
 }
 
 /// Length in bytes from which a token cannot be guessed.

@@ -1,6 +1,5 @@
 //! Which nodes have a name in DNS: one rule for publishing nodes and for looking them up.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use crate::policy::NodeGlob;
@@ -11,6 +10,8 @@ use tunnel_proto::names::NodeName;
 /// In a configured zone every node may have a name. Without a zone, names belong to the whole network that uses this
 /// DNS server. Then a node may have a name of one label, or a longer name that is known to be a node's or matches a
 /// pattern. It never has a name that programs look up on their own.
+#[derive(derive_more::Debug)]
+#[debug("NodeZone({suffix:?}, {patterns:?})")]
 pub struct NodeZone {
     /// Suffix for node names: lower case, without leading or trailing dots; may be empty.
     suffix: String,
@@ -96,12 +97,6 @@ impl NodeZone {
         } else {
             Err(DnsNameError::Foreign)
         }
-    }
-}
-
-impl fmt::Debug for NodeZone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NodeZone({:?}, {:?})", self.suffix, self.patterns)
     }
 }
 
