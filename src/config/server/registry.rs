@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use educe::Educe;
 use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::config::cluster;
 use crate::config::diagnostics::ConfigDiagnostics;
@@ -13,6 +14,7 @@ use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use tunnel_base::policy::NodeGlob;
 use tunnel_proto::names::{NodeName, Target};
+use tunnel_proto::serde_as_text;
 
 /// `[server.dns]`: where a server publishes its nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Educe)]
@@ -187,10 +189,11 @@ pub(crate) fn etcd(
     etcd
 }
 
-impl<'de> Deserialize<'de> for EtcdEndpoint {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let parts = text.strip_suffix('/').unwrap_or(&text).split_once("://");
+impl FromStr for EtcdEndpoint {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let parts = text.strip_suffix('/').unwrap_or(text).split_once("://");
         let tls = match parts {
             Some(("http", _)) => Some(false),
             Some(("https", _)) => Some(true),
@@ -199,16 +202,12 @@ impl<'de> Deserialize<'de> for EtcdEndpoint {
         let at = parts.and_then(|(_, at)| at.parse().or_else(|_| format!("{at}:{ETCD_PORT}").parse()).ok());
         match (tls, at) {
             (Some(tls), Some(at)) => Ok(Self { tls, at }),
-            _ => Err(D::Error::custom("expected http://host:port or https://host:port")),
+            _ => Err("expected http://host:port or https://host:port"),
         }
     }
 }
 
-impl Serialize for EtcdEndpoint {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serde_as_text!(EtcdEndpoint);
 
 /// Reads a DNS name, without dots at its ends, or an empty text.
 fn zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
