@@ -228,7 +228,8 @@ impl Server {
         } = prepared;
         let admin_addr = admin_ports.log.as_ref().map(TcpListenSocket::at);
         let deps = context.listener_deps();
-        let mut open = OpenListeners::new(deps, policies, settings.tls.clone(), other_ports);
+        let tls = settings.tls.clone();
+        let mut open = OpenListeners { deps, policies, tls, other_ports, open: Vec::new() };
         listeners.into_iter().for_each(|listener| open.serve(listener));
         open.watch_users();
         registry::spawn_publisher(&settings, &files, &context, bound.grpc.port());

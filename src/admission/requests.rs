@@ -36,20 +36,9 @@ pub(crate) type ParseRequest<'a> = dyn Fn(&Parts) -> Result<OpenRequest, Denial>
 /// The user, who may differ between requests, and the destination. Requests with equal routes may share a session.
 #[derive(Debug, PartialEq)]
 pub(crate) struct RequestRoute {
-    user: Option<String>,
-    node: NodeName,
-    target: Target,
-}
-
-impl RequestRoute {
-    /// Returns the route of an authorized request.
-    pub(crate) fn of(authorized: &AuthorizedRequest) -> Self {
-        Self {
-            user: authorized.access.user.clone(),
-            node: authorized.node().clone(),
-            target: authorized.target().clone(),
-        }
-    }
+    pub(super) user: Option<String>,
+    pub(super) node: NodeName,
+    pub(super) target: Target,
 }
 
 impl<'a> RequestRouter<'a> {

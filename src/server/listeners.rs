@@ -20,12 +20,12 @@ use tunnel_base::drain::Drain;
 #[debug("OpenListeners({} open)", open.len())]
 pub(crate) struct OpenListeners {
     /// What they share.
-    deps: ListenerDeps,
+    pub(crate) deps: ListenerDeps,
     pub(crate) policies: AccessPolicies,
-    tls: Tls,
+    pub(crate) tls: Tls,
     /// The other ports of the server, each with its key.
-    other_ports: Vec<(String, SocketAddr)>,
-    open: Vec<OpenListener>,
+    pub(crate) other_ports: Vec<(String, SocketAddr)>,
+    pub(crate) open: Vec<OpenListener>,
 }
 
 /// A listener with bound ports, which serves no client yet.
@@ -36,7 +36,7 @@ pub(crate) struct PreparedListener {
     pub(crate) ports: Vec<BoundPort>,
 }
 
-struct OpenListener {
+pub(crate) struct OpenListener {
     table: ConfiguredListener,
     /// The addresses that it requested, each with its key.
     requested: Vec<(String, SocketAddr)>,
@@ -59,16 +59,6 @@ pub(crate) fn prepare(
 }
 
 impl OpenListeners {
-    /// Creates the list, without listeners. `other_ports` are the other ports of the server, each with its key.
-    pub(crate) fn new(
-        deps: ListenerDeps,
-        policies: AccessPolicies,
-        tls: Tls,
-        other_ports: Vec<(String, SocketAddr)>,
-    ) -> Self {
-        Self { deps, policies, tls, other_ports, open: Vec::new() }
-    }
-
     /// Serves clients, by the policy of the table's key.
     pub(crate) fn serve(&mut self, prepared: PreparedListener) {
         let PreparedListener { table, requested, ports } = prepared;

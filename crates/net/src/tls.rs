@@ -137,7 +137,7 @@ impl TlsServerConfig {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         // Tickets are stored by clients, so sessions that may be resumed use no memory here.
         config.ticketer = Arc::new(Tickets::new(&chain, Arc::clone(&config.time_provider))?);
-        Ok(ServerTls::new(config, clients, users))
+        Ok(ServerTls { config: Arc::new(config), clients, users, accepted: Default::default() })
     }
 }
 

@@ -113,7 +113,9 @@ impl<'a> RequestForwarder<'a> {
     ) -> Result<Response<ResponseBody>, DeniedRequest> {
         let mut router = self.router.lock().await;
         let authorized = router.route(checked.map(|()| &head)).await?;
-        let route = RequestRoute::of(&authorized);
+        let node = authorized.node().clone();
+        let target = authorized.target().clone();
+        let route = RequestRoute { user: authorized.access.user.clone(), node, target };
         // Convert the request. A client in HTTP/1.0 understands no informational responses.
         let method = head.method.clone();
         let is_new = head.version == Version::HTTP_11;

@@ -19,12 +19,12 @@ pub struct ServerTls {
     /// The configuration of handshakes.
     pub config: Arc<ServerConfig>,
     /// `None` if no certificate is requested.
-    clients: Option<Arc<dyn ClientCertVerifier>>,
+    pub(super) clients: Option<Arc<dyn ClientCertVerifier>>,
     /// The rule for users' certificates; `None` if users can present none.
-    users: Option<UserCertRule>,
+    pub(super) users: Option<UserCertRule>,
     /// Accepted chains, each with the last second (Unix time) for which that holds. Clients have few certificates, so
     /// thousands of sessions cost one verification.
-    accepted: Mutex<HashMap<Arc<Chain>, u64>>,
+    pub(super) accepted: Mutex<HashMap<Arc<Chain>, u64>>,
 }
 
 /// A certificate and those above it, leaf first.
@@ -40,14 +40,6 @@ pub struct ClientCertificate {
 }
 
 impl ServerTls {
-    pub(crate) fn new(
-        config: ServerConfig,
-        clients: Option<Arc<dyn ClientCertVerifier>>,
-        users: Option<UserCertRule>,
-    ) -> Self {
-        Self { config: Arc::new(config), clients, users, accepted: Mutex::default() }
-    }
-
     /// Returns true if clients must present a certificate.
     pub fn requests_certificates(&self) -> bool {
         self.clients.is_some()
