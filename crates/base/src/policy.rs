@@ -60,7 +60,7 @@ pub struct Rule {
 /// Rules about which clients may request which node and port. A request is allowed if any rule allows it, or if there
 /// are no rules.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
-pub struct Rules(Vec<Rule>);
+pub struct Rules(pub Vec<Rule>);
 
 /// Returns the IPv4 address inside an IPv6 address: `::ffff:10.0.0.1` (mapped) or `::10.0.0.1` (compatible); other
 /// addresses unchanged. Dial the result, as it is what was checked.
@@ -216,12 +216,6 @@ impl FromIterator<IpNet> for Networks {
     }
 }
 
-impl FromIterator<Rule> for Rules {
-    fn from_iter<I: IntoIterator<Item = Rule>>(rules: I) -> Self {
-        Self(rules.into_iter().collect())
-    }
-}
-
 impl FromStr for NodeGlob {
     type Err = String;
 
@@ -366,7 +360,7 @@ mod tests {
             nodes: Some(vec!["edge-*".parse().unwrap()]),
             ports: Some(vec![ConfigPort(22)]),
         };
-        let rules = Rules::from_iter([rule]);
+        let rules = Rules(vec![rule]);
         let from: IpAddr = "::ffff:10.9.9.9".parse().unwrap();
         assert!(rules.allows(Some("ops"), from, &node("Edge-7"), 22));
         assert!(!rules.allows(Some("Ops"), from, &node("edge-7"), 22), "users are case-sensitive");
@@ -380,7 +374,7 @@ mod tests {
     fn no_rules_and_an_empty_rule_allow_everything() {
         let from = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         assert!(Rules::default().allows(None, from, &node("n"), 1));
-        assert!(Rules::from_iter([Rule::default()]).allows(None, from, &node("n"), 1));
+        assert!(Rules(vec![Rule::default()]).allows(None, from, &node("n"), 1));
     }
 
     /// The expected result of [`matches`], computed recursively.
@@ -418,8 +412,8 @@ mod tests {
         #[test]
         fn adding_a_rule_never_revokes_access(ports in proptest::collection::vec(1_u16..9, 1..4), more in 1_u16..9, port in 1_u16..9) {
             let rule = |port| Rule { ports: Some(vec![ConfigPort(port)]), ..Rule::default() };
-            let some = Rules::from_iter(ports.iter().map(|p| rule(*p)));
-            let all = Rules::from_iter(ports.iter().chain([&more]).map(|p| rule(*p)));
+            let some = Rules(ports.iter().map(|p| rule(*p)).collect());
+            let all = Rules(ports.iter().chain([&more]).map(|p| rule(*p)).collect());
             let allows = |rules: &Rules| rules.allows(None, Ipv4Addr::LOCALHOST.into(), &node("n"), port);
             prop_assert!(!allows(&some) || allows(&all));
             prop_assert_eq!(allows(&all), ports.contains(&port) || more == port);
