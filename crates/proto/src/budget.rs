@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
+use tokio::sync::Notify;
+
 /// A process-wide allowance in bytes, shared by all sessions.
 #[derive(Debug)]
 pub struct Budget {
@@ -11,6 +13,8 @@ pub struct Budget {
     used: AtomicUsize,
     /// The part of `used` by which windows have grown.
     grown: AtomicUsize,
+    /// Notified when a window cannot grow.
+    pub wanted: Notify,
 }
 
 /// The bytes of a [`Budget`] that one session holds. Released on drop.
@@ -25,7 +29,8 @@ pub struct Reservation {
 impl Budget {
     /// Returns a budget of `limit` bytes.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicUsize::new(0), grown: AtomicUsize::new(0) })
+        let [used, grown] = [0; 2].map(AtomicUsize::new);
+        Arc::new(Self { limit, used, grown, wanted: Notify::new() })
     }
 
     /// Returns the bytes held by all reservations. [`Reservation::resize`] may push it over the limit.
@@ -107,7 +112,11 @@ impl Reservation {
         let leaves_half = self.budget.used().saturating_add(bytes) <= limit / 2;
         let [own, all] = [self.grown, grown.load(Relaxed)].map(|grown| grown.saturating_add(bytes));
         let is_fair = own.saturating_add(all) <= limit / GROWTH_DIVISOR;
-        (leaves_half || is_fair) && self.try_grow_counted(bytes)
+        let granted = (leaves_half || is_fair) && self.try_grow_counted(bytes);
+        if !granted {
+            self.budget.wanted.notify_one();
+        }
+        granted
     }
 
     /// Like [`Self::try_grow`], for bytes that have arrived below an old limit. Only an `initial` window may take the part

@@ -599,7 +599,11 @@ impl<'a> World<'a> {
     fn release_idle(&mut self) -> bool {
         let process = self.below(3);
         for session in self.tables[process].all() {
-            session.with_state(|inner| (inner.state.recv.release_idle(), Actions::default()));
+            session.with_state(|inner| {
+                inner.state.recv.release_idle();
+                inner.state.recv.release_silent(self.now);
+                ((), Actions::default())
+            });
         }
         true
     }

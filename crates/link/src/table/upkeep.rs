@@ -11,7 +11,7 @@ use tunnel_base::drain::Drain;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-use tunnel_proto::state::SessionState;
+use tunnel_proto::state::{Actions, SessionState};
 
 impl SessionTable {
     /// Gives up sessions that have waited longer than the resume timeout for a path or for delivery, and takes memory
@@ -47,12 +47,25 @@ impl SessionTable {
             .filter_map(move |session| Some((session.read(SessionState::path_lost_at)?.elapsed(), timeout)))
     }
 
-    /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts.
+    /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts. Takes memory
+    /// back from silent sessions when a window cannot grow.
     pub async fn upkeep(self: Arc<Self>, pool: BufferPool, drain: Drain) {
         let mut ticks = tokio::time::interval(UPKEEP);
-        while drain.run_until(ticks.tick()).await.is_some() {
-            self.tick(Instant::now());
-            pool.trim();
+        loop {
+            tokio::select! {
+                () = drain.draining() => return,
+                _ = ticks.tick() => {
+                    self.tick(Instant::now());
+                    pool.trim();
+                }
+                () = self.reserved.wanted.notified() => {
+                    for session in self.all() {
+                        let now = Instant::now();
+                        session.with_state(|inner| (inner.state.recv.release_silent(now), Actions::default()));
+                    }
+                    sleep(RELEASE_PAUSE).await;
+                }
+            }
         }
     }
 
@@ -101,6 +114,8 @@ impl SessionTable {
 
 /// Interval of the periodic work.
 const UPKEEP: Duration = Duration::from_secs(5);
+/// Pause after memory was taken back: windows that cannot grow ask all the time.
+const RELEASE_PAUSE: Duration = Duration::from_millis(250);
 /// No opener retries for longer than this, so an ended id is kept at least this long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);
 /// Time for tasks to notice that their session was reset.
@@ -110,3 +125,112 @@ const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(2);
 const LAST_FRAMES_POLL: Duration = Duration::from_millis(10);
 /// Interval of checks whether everything is delivered.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::{Context, Poll, Waker};
+
+    use bytes::Bytes;
+    use tracing::Span;
+
+    use super::*;
+    use crate::link::Link;
+    use crate::table::SessionLimits;
+    use crate::table::handles::Session;
+    use tunnel_base::metrics::Metrics;
+    use tunnel_net::ChunkStream as _;
+    use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionFrame, SessionKey};
+    use tunnel_proto::halves::WindowLimits;
+    use tunnel_proto::names::{Instance, NodeName};
+    use tunnel_proto::state::LinkId;
+
+    /// A session whose remote always has more to send, over a link with [`RTT`].
+    struct Download {
+        session: Session,
+        key: SessionKey,
+        link: Arc<Link>,
+        sent: u64,
+        limit: u64,
+    }
+
+    const RTT: Duration = Duration::from_millis(100);
+
+    impl Download {
+        fn open(table: &Arc<SessionTable>) -> Self {
+            let link = Link::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), Some(Instance::random()));
+            let category = SessionCategory::Ssh;
+            let node: NodeName = "node1".parse().unwrap();
+            let target = "node1:22".parse().unwrap();
+            let opening = table.open(node.clone(), target, category, "client".into(), "test").unwrap();
+            let key = SessionKey { id: opening.id(), category, node };
+            opening.ask(&link, None);
+            let limit = Self::newest_limit(&link).unwrap();
+            let opened = SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None };
+            table.on_frame(&link, key.clone(), opened, Instant::now());
+            Self { session: opening.into_session(), key, link, sent: 0, limit }
+        }
+
+        /// Returns the limit of the last frame that waits on the link, if any does.
+        fn newest_limit(link: &Link) -> Option<u64> {
+            let mut newest = None;
+            let mut cx = Context::from_waker(Waker::noop());
+            while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
+                if let FrameKind::Session(_, _, frame) = frame.body
+                    && let SessionFrame::Open { limit, .. } | SessionFrame::Credit { limit, .. } = frame
+                {
+                    newest = Some(limit);
+                }
+            }
+            newest
+        }
+
+        /// Transfers this many bytes, as fast as the window allows. Returns the number of RTTs.
+        async fn transfer(&mut self, table: &Arc<SessionTable>, bytes: u64) -> u32 {
+            let (until, mut trips) = (self.sent + bytes, 0);
+            while self.sent < until {
+                while self.sent < self.limit.min(until) {
+                    let len = (self.limit.min(until) - self.sent).min(64 << 10);
+                    let data = SessionFrame::Data(Bytes::from(vec![0; len as usize]));
+                    table.on_frame(&self.link, self.key.clone(), data, Instant::now());
+                    poll_fn(|cx| self.session.poll_read_chunk(cx)).await.unwrap();
+                    self.sent += len;
+                }
+                self.limit = Self::newest_limit(&self.link).unwrap_or(self.limit);
+                sleep(RTT).await;
+                assert!(trips < 1000, "{} of {until} bytes", self.sent);
+                trips += 1;
+            }
+            trips
+        }
+    }
+
+    /// Returns the table of an edge, which does its periodic work.
+    fn table(drain: &Drain) -> Arc<SessionTable> {
+        let windows = WindowLimits { start: 32 << 10, max: 4 << 20 };
+        let limits = SessionLimits {
+            windows,
+            memory: 12 << 20,
+            sessions: 100,
+            resume_timeout: Duration::from_secs(60),
+        };
+        let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
+        drain.spawn(Span::none(), table.clone().upkeep(BufferPool::new(), drain.clone()));
+        table
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_that_were_fast_a_moment_ago_do_not_slow_the_next_one() {
+        let drain = Drain::new();
+        let [empty, full] = [0; 2].map(|_| table(&drain));
+        let alone = Download::open(&empty).transfer(&empty, 24 << 20).await;
+        let mut idle = Vec::new();
+        for _ in 0..32 {
+            let mut download = Download::open(&full);
+            download.transfer(&full, 8 << 20).await;
+            idle.push(download);
+        }
+        let next = Download::open(&full).transfer(&full, 24 << 20).await;
+        assert!(next * 10 <= alone * 11, "{next} RTTs next to {}, {alone} alone", idle.len());
+    }
+}

@@ -84,7 +84,20 @@ impl RecvHalf {
     /// few seconds.
     pub fn release_idle(&mut self) {
         let before = self.checked.replace(self.taken);
-        if self.queue.is_unpromised() || before.is_none_or(|before| self.taken - before >= self.window) {
+        if before.is_some_and(|before| self.taken - before < self.window) {
+            self.release();
+        }
+    }
+
+    /// Gives the memory behind the limit back if nothing has arrived for [`SILENCE`], because another session needs it.
+    pub fn release_silent(&mut self, now: Instant) {
+        if self.last_data.is_some_and(|last| now - last >= SILENCE) {
+            self.release();
+        }
+    }
+
+    fn release(&mut self) {
+        if self.queue.is_unpromised() {
             return;
         }
         self.window = self.windows.start;
@@ -299,6 +312,9 @@ impl RecvHalf {
 
 /// Maximum number of bytes that stay reserved for an idle session: more than what it takes to type.
 const IDLE_RESERVATION: usize = 4 * 1024;
+/// Time without data after which a session gives way to one that needs memory: more than a long RTT, since a window that
+/// is too small arrives once in each.
+const SILENCE: Duration = Duration::from_secs(1);
 /// A session without data for this long starts again with its initial window.
 const WINDOW_IDLE: Duration = Duration::from_secs(5);
 /// Maximum number of received bytes without a Credit. A remote that has spent its memory for unacknowledged bytes
