@@ -151,7 +151,7 @@ async fn a_forbidden_or_unreachable_target_is_reported() {
 }
 
 /// Replaces the server's certificate and CA file with those of a new CA. `change` modifies the certificate.
-fn certify(place: &TestDir, change: impl FnOnce(&mut CertificateParams)) {
+pub(crate) fn certify(place: &TestDir, change: impl FnOnce(&mut CertificateParams)) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();

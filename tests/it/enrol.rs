@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser as _;
+use rcgen::date_time_ymd;
+use tokio::time::Instant;
 use tunnel::command::client;
 use tunnel::command::device;
 use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand};
@@ -19,6 +21,7 @@ use tunnel::registry::history::WhyUnlinked;
 use tunnel::uplink::client::{UserCredentials, UserLinkConfig};
 use tunnel_link::grpc::enrol::JoinCredentials;
 
+use crate::doctor::certify;
 use crate::support::clients::{assert_echo, get};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
 use crate::support::{assert_eventually, live, pause_time, servers, targets, wait_until, wait_within};
@@ -364,6 +367,31 @@ async fn a_second_use_and_another_name_are_refused_and_leave_no_files() {
     let over = join(servers[1].server.bound.grpc, &code, &to).await.unwrap_err();
     assert!(over.code == 73 && over.text.contains("nothing is overwritten"), "{over}");
     assert_eq!(servers[1].server.metrics.links_rejected.counted("invitation"), 2);
+}
+
+#[tokio::test]
+async fn a_join_with_a_wrong_clock_names_the_clock_and_is_not_repeated() {
+    for [from, to] in [[2000, 2001], [2190, 2191]] {
+        let place = TestDir::new();
+        certify(&place, |params| {
+            params.not_before = date_time_ymd(from, 1, 1);
+            params.not_after = date_time_ymd(to, 1, 1);
+        });
+        let servers = cloud(&place, 1);
+        let code = invited(&servers[0]).await;
+        let etc = place.path().join("etc");
+        let began = Instant::now();
+        let refused = join(servers[0].server.bound.grpc, &code, &etc).await.unwrap_err();
+        // Less than the pauses between attempts.
+        assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
+        let ends =
+            "; set this machine's clock if it is wrong, or ask the server's operator for another certificate";
+        assert!(
+            refused.text.contains("; the time on this machine is ") && refused.text.ends_with(ends),
+            "{refused}"
+        );
+        assert!(!etc.exists());
+    }
 }
 
 #[tokio::test]

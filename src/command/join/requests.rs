@@ -58,8 +58,8 @@ struct JoinError {
 enum JoinAttemptError {
     /// The server refused.
     Refused(String),
-    /// The server belongs to another cloud, its certificate has another name, or it takes no invitations. Another
-    /// server may be the right one.
+    /// The server belongs to another cloud, its certificate has another name or is not valid now, or it takes no
+    /// invitations. Another server may be the right one.
     Foreign(String),
     /// The server did not respond; `sent` is true if the invitation was sent.
     Unanswered { text: String, sent: bool },
@@ -181,7 +181,7 @@ impl<'a> JoinClient<'a> {
                 }
             }
             if !may_mend {
-                // All servers belong to other clouds, or have other names; retrying does not change that.
+                // All servers belong to other clouds, have other names, or this clock is wrong; retrying changes nothing.
                 break;
             }
         }
@@ -282,8 +282,9 @@ impl<'a> JoinClient<'a> {
             let error = TlsHandshakeError::of(&cause);
             let name = self.name.to_str();
             let text = format!("TLS handshake as {name:?} with {named} failed: {error}{}", hint(&error));
-            let is_named = matches!(error, TlsHandshakeError::Name(_));
-            if is_named { JoinAttemptError::Foreign(text) } else { unanswered(text) }
+            use TlsHandshakeError as E;
+            let is_final = matches!(error, E::Name(_) | E::Expired(..) | E::NotValidYet(..));
+            if is_final { JoinAttemptError::Foreign(text) } else { unanswered(text) }
         })
     }
 
@@ -315,6 +316,9 @@ fn unanswered(text: String) -> JoinAttemptError {
 fn hint(error: &TlsHandshakeError) -> &'static str {
     match error {
         TlsHandshakeError::Name(_) => "; set --tls-server-name to a name in the certificate",
+        TlsHandshakeError::Expired(..) | TlsHandshakeError::NotValidYet(..) => {
+            "; set this machine's clock if it is wrong, or ask the server's operator for another certificate"
+        }
         TlsHandshakeError::NotTls | TlsHandshakeError::Protocol | TlsHandshakeError::Closed => {
             "; name the server's port for links, listen of its [server.links] (default 9000)"
         }
