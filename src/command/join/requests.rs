@@ -139,7 +139,9 @@ impl<'a> JoinClient<'a> {
             let addresses = self.resolver.lookup_target(&other).await.ok()?;
             let at = *addresses.iter().find(|at| !known.contains(at))?;
             let socket = dial(&other.host, &[at], OTHERS_TIMEOUT).await.ok()?;
-            let proved = timeout(OTHERS_TIMEOUT, self.encrypted(socket, at, trust)).await;
+            // Each may be behind another proxy.
+            let in_websocket = &AtomicBool::new(self.in_websocket.load(Relaxed));
+            let proved = timeout(OTHERS_TIMEOUT, self.encrypted(socket, at, trust, in_websocket)).await;
             proved.is_ok_and(|proved| proved.is_ok()).then_some(other)
         });
         join_all(attempts).await.into_iter().flatten().collect()
@@ -201,7 +203,7 @@ impl<'a> JoinClient<'a> {
         let socket = self.connect(&addresses).await?;
         let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
         left.extend(addresses.into_iter().filter(|other| *other != at));
-        let anyone = self.encrypted(socket, at, &Trust::NoVerify).await?;
+        let anyone = self.encrypted(socket, at, &Trust::NoVerify, &self.in_websocket).await?;
         let (shown, _) = call_enrol(anyone, &authority, EnrolOperation::Ca).await.map_err(|why| {
             // HTTP/2 may break off at a proxy, so the next attempt is made in the other way.
             let is_unanswered = matches!(why, EnrolCallError::Unanswered(_));
@@ -219,7 +221,7 @@ impl<'a> JoinClient<'a> {
             pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {WRONG_CLOUD}", self.named(at))))?;
         self.folder.write(self.ca_file, pinned).map_err(JoinAttemptError::Here)?;
         let trust = Trust::Ca(self.folder.unfinished().join(self.ca_file));
-        let proved = self.encrypted(self.connect(&[at]).await?, at, &trust).await?;
+        let proved = self.encrypted(self.connect(&[at]).await?, at, &trust, &self.in_websocket).await?;
         let wish = EnrolOperation::Join(self.joining.clone());
         call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }
@@ -238,18 +240,19 @@ impl<'a> JoinClient<'a> {
         }
     }
 
-    /// Makes the TLS handshake with a server; inside of a WebSocket if a proxy ends TLS, and for later calls as well.
+    /// Makes the TLS handshake with a server; inside of a WebSocket if a proxy ends TLS, which it sets `in_websocket` to.
     async fn encrypted(
         &self,
         socket: TcpStream,
         at: SocketAddr,
         trust: &Trust,
+        in_websocket: &AtomicBool,
     ) -> Result<TlsStream<Either<TcpStream, WebSocket>>, JoinAttemptError> {
         let settings = TlsClientConfig { trust: trust.clone(), identity: None, alpn: link_alpn() };
         let tls = settings.load().map_err(|cause| unanswered(cause.to_string()))?;
-        let in_websocket = self.in_websocket.load(Relaxed);
+        let is_inside = in_websocket.load(Relaxed);
         let made = async {
-            let socket = if in_websocket {
+            let socket = if is_inside {
                 // A proxy between is not trusted with anything.
                 let connected =
                     websocket::connect(socket, &self.args.server, Trust::NoVerify, BufferPool::new()).await;
@@ -269,12 +272,12 @@ impl<'a> JoinClient<'a> {
             (_, Some(error)) => reason_of_tls(error).is_some(),
             _ => false,
         };
-        if is_proxied && !in_websocket {
-            self.in_websocket.store(true, Relaxed);
-            let again = Box::pin(self.encrypted(self.connect(&[at]).await?, at, trust)).await;
+        if is_proxied && !is_inside {
+            in_websocket.store(true, Relaxed);
+            let again = Box::pin(self.encrypted(self.connect(&[at]).await?, at, trust, in_websocket)).await;
             match (again, &error) {
                 // The first error was no proxy's.
-                (Err(_), Some(_)) => self.in_websocket.store(false, Relaxed),
+                (Err(_), Some(_)) => in_websocket.store(false, Relaxed),
                 (again, _) => return again,
             }
         }
