@@ -82,7 +82,7 @@ pub enum InvitationsCommand {
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
     },
-    /// Revoke the token and the open invitation of a node, those of a user, or a join key. The links close within 10 s,
+    /// Revoke the token and the open invitation of a node, those of a user, or a join key. The links close within 2 s,
     /// at all servers.
     #[command(after_help = examples([
         "tunnel invitations revoke node7",
@@ -235,8 +235,7 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<Str
         InvitationsCommand::Revoke { key: Some(key), with_nodes, .. } => {
             let body = json!({ "key": key, "with_nodes": with_nodes });
             api.post("/revocations", body.to_string()).await?;
-            let end =
-                if with_nodes { "the links of its nodes close within 10 s" } else { "its nodes remain" };
+            let end = if with_nodes { "the links of its nodes close within 2 s" } else { "its nodes remain" };
             Ok(format!("{}revoked; {end}\n", api.choice))
         }
         InvitationsCommand::Revoke { node, user, device, .. } => {
@@ -246,16 +245,16 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<Str
             let choice = &api.choice;
             Ok(match &subject {
                 Invitee::Node(_) | Invitee::Nodes(_) => format!(
-                    "{choice}revoked; the links of {subject} close within 10 s\nto add {subject} again, here:\n  \
+                    "{choice}revoked; the links of {subject} close within 2 s\nto add {subject} again, here:\n  \
                      tunnel invite --node {subject}\nand there, as root, before the command that invite prints:\n  \
                      cd /etc/tunnel && mv -t $(mktemp -d old.XXXX) edge.toml certs token\n"
                 ),
                 Invitee::User(user) => format!(
-                    "{choice}revoked; the links of {user} close within 10 s\nRules that name {user} remain in the \
+                    "{choice}revoked; the links of {user} close within 2 s\nRules that name {user} remain in the \
                      servers' config. They apply again if somebody joins by another invitation for {user}.\n"
                 ),
                 Invitee::Device(UserDevice { user, device }) => format!(
-                    "{choice}revoked; the links of {user}'s {device} close within 10 s\nto add it again, here:\n  \
+                    "{choice}revoked; the links of {user}'s {device} close within 2 s\nto add it again, here:\n  \
                      tunnel invite --user {user}\nand there, before the command that invite prints:\n  \
                      cd ~/.config/tunnel && mv -t $(mktemp -d old.XXXX) client.toml ca.crt\n"
                 ),

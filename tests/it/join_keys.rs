@@ -308,7 +308,7 @@ async fn a_key_is_made_listed_and_revoked_by_one_command_each() {
         server.wait_for_node(node).await;
     }
     let output = run(&format!("invitations revoke --key {id} --with-nodes")).await.unwrap();
-    assert!(output.contains("the links of its nodes close within 10 s"), "{output}");
+    assert!(output.contains("the links of its nodes close within 2 s"), "{output}");
     pause_time();
     let gone = || ["shop-1", "shop-2"].iter().all(|node| server.link(node).is_none());
     wait_within(Duration::from_secs(10), "the links of its nodes are closed", gone).await;
