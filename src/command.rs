@@ -262,6 +262,8 @@ pub enum Command {
     ]))]
     Whoami(WhoamiArgs),
     /// Undo `tunnel join --user`: end this device at the servers, and remove client.toml with its token and its CA.
+    ///
+    /// Without a server it removes the files, and fails: an operator must end the device.
     #[command(after_help = examples([
         "tunnel leave --yes",
         "tunnel leave --yes    # before it: tunnel ssh-config --remove, if you used --write",

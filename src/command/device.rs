@@ -62,7 +62,8 @@ fn text(who: &WhoamiResponse) -> String {
 ///
 /// # Errors
 ///
-/// Returns an error if `client.toml` names no servers or has no token, or a file cannot be removed.
+/// Returns an error if `client.toml` names no servers or has no token, or a file cannot be removed. Returns one after it
+/// has removed the files, if the servers may still accept the device.
 pub async fn leave(_: LeaveArgs, env: &Environment) -> Result<String, CommandError> {
     let links = client::joined(env)?;
     let file = env.client_file.clone().unwrap_or_default();
@@ -75,11 +76,11 @@ pub async fn leave(_: LeaveArgs, env: &Environment) -> Result<String, CommandErr
     let asked =
         query(None, &[], env, async |api: &AdminClient| api.post("/leave", String::new()).await).await;
     // The link may have ended together with the device, before the answer, or the device long before.
-    let left = match asked {
-        Ok(_) => LEFT.to_owned(),
+    let is_left = match asked {
+        Ok(_) => Ok(()),
         Err(why) => match UserUplinks::connect(links).await {
-            Err(UserLinkError::Denied(why)) if why.contains(USER_TOKEN_HINT) => LEFT.to_owned(),
-            _ => format!("! the servers may still accept this device: {why}\n  {BY_OPERATOR}"),
+            Err(UserLinkError::Denied(why)) if why.contains(USER_TOKEN_HINT) => Ok(()),
+            _ => Err(why),
         },
     };
     for file in ca.into_iter().chain([file]) {
@@ -91,11 +92,17 @@ pub async fn leave(_: LeaveArgs, env: &Environment) -> Result<String, CommandErr
             _ => {}
         }
     }
-    Ok(left + REST)
+    match is_left {
+        Ok(()) => Ok(format!("the servers no longer accept this device\n{REST}")),
+        Err(why) => {
+            let text = format!("{STILL}: {why}\n  {BY_OPERATOR}\n{}", REST.trim_end());
+            Err(CommandError { text, ..why })
+        }
+    }
 }
 
-const LEFT: &str = "the servers no longer accept this device\n";
-const BY_OPERATOR: &str = "an operator ends it with tunnel invitations revoke --user USER --device DEVICE\n";
+const STILL: &str = "the servers may still accept this device";
+const BY_OPERATOR: &str = "an operator ends it with tunnel invitations revoke --user USER --device DEVICE";
 /// What [`leave`] does not remove.
 const REST: &str = "client.toml and ca.crt are removed. Left are your own keys, what tunnel ssh-config --write wrote (--remove), and\n\
                     programs that run, now without a link: systemctl --user disable --now tunnel-proxy\n";

@@ -230,9 +230,10 @@ async fn a_user_sees_what_she_may_reach_and_her_device_leaves_as_it_came() {
     // No server is reached.
     joined().await;
     server.server.shutdown(std::future::ready(())).await;
-    let left = on_device(&place, "leave --yes").await.unwrap();
-    assert!(left.starts_with("! the servers may still accept this device: cannot link"), "{left}");
-    assert!(left.contains("tunnel invitations revoke --user") && !file.exists(), "{left}");
+    let left = on_device(&place, "leave --yes").await.unwrap_err();
+    let expected = "the servers may still accept this device: cannot link";
+    assert!(left.code == 69 && left.text.starts_with(expected), "{left:?}");
+    assert!(left.text.contains("tunnel invitations revoke --user") && !file.exists(), "{left}");
 }
 
 #[tokio::test]
