@@ -61,6 +61,9 @@ pub struct WhoamiResponse {
     pub until: Option<u64>,
     /// What she may reach: anything that one of these has.
     pub reach: Vec<Reach>,
+    /// The servers of her `client.toml`, which the command adds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<String>,
 }
 
 /// Nodes and ports that a user may reach.
@@ -107,6 +110,7 @@ impl LinkedUser {
             is_admin: self.is_admin(),
             until: self.until,
             reach: rules.map(reach).collect(),
+            servers: Vec::new(),
         }
     }
 

@@ -5,7 +5,7 @@ use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
 use crate::command::join::user::CA_FILE;
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, client};
+use crate::command::{CommandError, Format, client, json};
 use crate::config::Environment;
 use crate::uplink::client::{UserCredentials, UserLinkError, UserUplinks};
 use crate::uplink::link_dialer::messages::USER_TOKEN_HINT;
@@ -35,13 +35,11 @@ pub struct LeaveArgs {
 pub async fn whoami(args: WhoamiArgs, env: &Environment) -> Result<String, CommandError> {
     let links = client::joined(env)?;
     let asked = query(None, &[], env, async |api: &AdminClient| {
-        let body = api.get("/whoami").await?;
-        let who: WhoamiResponse = api.parse(&body)?;
-        Ok(if args.output == Format::Json { body } else { text(&who) })
+        api.parse::<WhoamiResponse>(&api.get("/whoami").await?)
     });
-    let servers: Vec<_> = links.servers.iter().map(ToString::to_string).collect();
-    let end = if args.output == Format::Json { "" } else { &format!("\nservers: {}\n", servers.join(", ")) };
-    Ok(asked.await? + end)
+    let servers = links.servers.iter().map(ToString::to_string).collect();
+    let who = WhoamiResponse { servers, ..asked.await? };
+    Ok(if args.output == Format::Json { json(&who) + "\n" } else { text(&who) })
 }
 
 fn text(who: &WhoamiResponse) -> String {
@@ -54,7 +52,8 @@ fn text(who: &WhoamiResponse) -> String {
     }
     let admin = if who.is_admin { ", an admin" } else { "" };
     let name = clean(&format!("user {}, device {}{admin}", who.user, who.device));
-    format!("{name}; certificate ends in: {}\n\n{table}\n", left(who.until))
+    let servers = who.servers.join(", ");
+    format!("{name}; certificate ends in: {}\n\n{table}\n\nservers: {servers}\n", left(who.until))
 }
 
 /// Undoes `tunnel join --user`: ends the device at the servers, and removes its files here. Returns lines for the

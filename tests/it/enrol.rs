@@ -210,6 +210,7 @@ async fn a_user_sees_what_she_may_reach_and_her_device_leaves_as_it_came() {
         serde_json::from_str(&on_device(&place, "whoami -o json").await.unwrap()).unwrap();
     let reach = serde_json::json!([{ "nodes": ["shop-*", "node1"], "ports": [22, 80] }]);
     assert_eq!(who["reach"], reach);
+    assert_eq!(who["servers"], serde_json::json!([at.to_string()]));
     let file = place.path().join("laptop/tunnel/client.toml");
     assert!(Args::try_parse_from(["tunnel", "leave"]).unwrap_err().to_string().contains("--yes"));
     assert!(file.exists() && is_proven(&server, "alice/laptop", &links));
