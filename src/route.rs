@@ -157,8 +157,10 @@ impl SessionRouter {
         if refusal.code != ErrorCode::TargetUnreachable {
             return opened;
         }
-        // Another server of the list may have the node that this one does not find.
-        let Some(uplinks) = self.paths.uplinks() else { return opened };
+        // Another server of the list may have the node that this one does not find. At an edge, its own node's name stands
+        // for the cloud, which all servers dial alike.
+        let uplinks = self.paths.uplinks().filter(|uplinks| uplinks.node != request.node);
+        let Some(uplinks) = uplinks else { return opened };
         let Some(link) = uplinks.other_server().await else { return opened };
         self.open_over(Some(link), request).await.or(opened)
     }

@@ -191,7 +191,7 @@ mod tests {
         let registry = Registry::new(Metrics::server("", ""));
         let [older, primary, interactive] = [1, 2, 3].map(linked);
         registry.insert(primary.clone(), false);
-        registry.add_interactive(interactive.clone()).unwrap();
+        registry.add_secondary(interactive.clone(), true).unwrap();
         registry.insert(older.clone(), true);
         let node = "node1".parse().unwrap();
         registry.close_loser(&node, &registry.link_of(&node).unwrap(), "another machine".into());

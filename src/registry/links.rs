@@ -21,7 +21,7 @@ pub enum NodeLinkRole {
     Previous,
     /// Carries interactive sessions, in addition to the primary link.
     Interactive,
-    /// Stays for its sessions only: its edge has announced another link.
+    /// Is only there for its sessions: its edge has announced another link, or is linked to another server.
     Retiring,
 }
 
@@ -36,6 +36,8 @@ enum LinkChange {
     /// The edge has made this link for interactive sessions. It gets no role if [`LinksByNode::busy_link`] returns
     /// none.
     Interactive(LinkedNode),
+    /// The edge has made this link for sessions that it opens, and its primary link is at another server.
+    Opener(LinkedNode),
     /// The edge has announced another link than this one, at this server or a peer.
     Retired(LinkId),
     /// This link has ended.
@@ -102,10 +104,14 @@ impl Registry {
         self.nodes.lock().busy_link(node, instance).is_some()
     }
 
-    /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
-    /// any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
-    pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<Link>> {
+    /// Adds an interactive link to its node's primary link and returns that, or adds a link for sessions that the edge
+    /// opens. Closes the earlier such link, if any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
+    pub fn add_secondary(&self, linked: LinkedNode, is_interactive: bool) -> Option<Arc<Link>> {
         let node = linked.link.peer.node().cloned()?;
+        if !is_interactive {
+            self.replace(&node, LinkChange::Opener(linked));
+            return None;
+        }
         let busy = self.nodes.lock().busy_link(&node, linked.link.instance)?;
         self.replace(&node, LinkChange::Interactive(linked));
         Some(busy)
@@ -190,6 +196,10 @@ impl LinksByNode {
                 } else {
                     closed.push(linked);
                 }
+            }
+            LinkChange::Opener(linked) => {
+                closed.extend(links.take(NodeLinkRole::Retiring));
+                links.links.push((NodeLinkRole::Retiring, linked));
             }
             LinkChange::Retired(link) => {
                 let retired = links.links.iter().position(|(role, linked)| {
@@ -447,12 +457,12 @@ mod tests {
         let registry = Registry::new(Metrics::server("", ""));
         let [busy, first, second] = [1, 2, 3].map(|number| linked(number, Some(7)));
         let node = "node1".parse().unwrap();
-        assert!(registry.add_interactive(first.clone()).is_none(), "the node is not linked here");
+        assert!(registry.add_secondary(first.clone(), true).is_none(), "the node is not linked here");
         registry.insert(busy.clone(), false);
-        assert!(registry.add_interactive(linked(9, Some(8))).is_none(), "another process");
-        assert_eq!(registry.add_interactive(first.clone()).map(|busy| busy.id), Some(busy.link.id));
+        assert!(registry.add_secondary(linked(9, Some(8)), true).is_none(), "another process");
+        assert_eq!(registry.add_secondary(first.clone(), true).map(|busy| busy.id), Some(busy.link.id));
         assert_eq!(registry.link_of(&node).map(|found| found.link.id), Some(busy.link.id));
-        registry.add_interactive(second.clone()).unwrap();
+        registry.add_secondary(second.clone(), true).unwrap();
         assert!(first.link.is_closed() && !second.link.is_closed(), "the newer one stays");
         registry.remove(&first.link);
         assert_eq!(registry.secondary_links(&node)[0].id, second.link.id);
@@ -468,6 +478,20 @@ mod tests {
         assert!(second.link.is_closed(), "its process has been replaced");
         registry.links().iter().for_each(|link| link.close());
         assert!(registry.secondary_links(&node).iter().all(|link| link.is_closed()));
+    }
+
+    #[tokio::test]
+    async fn a_link_for_sessions_that_an_edge_opens_is_not_found_and_there_is_one() {
+        let registry = Registry::new(Metrics::server("", ""));
+        let node = "node1".parse().unwrap();
+        let [first, second] = [1, 2].map(|number| linked(number, Some(7)));
+        for opener in [&first, &second] {
+            assert!(registry.add_secondary(opener.clone(), false).is_none());
+            assert!(registry.link_of(&node).is_none() && registry.node_count() == 0);
+        }
+        assert!(first.link.is_closed() && !second.link.is_closed());
+        registry.remove(&second.link);
+        assert!(registry.links().is_empty());
     }
 
     #[tokio::test]

@@ -1,15 +1,19 @@
-//! The server's side of an interactive link, which an edge makes in addition to a link that is busy with bulk data.
+//! The server's side of links that an edge makes in addition to its primary one: interactive ones, next to one that is busy
+//! with bulk data, and those for sessions to nodes that only this server finds.
 
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval};
+use tracing::field;
 
 use crate::registry::LinkedNode;
 use crate::server::ServerContext;
 use crate::server::edge_links::EdgeCredentials;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{MAX_SEARCHES_PER_EDGE, end_link, handle_event, leave_link, may_log};
+use crate::server::link_events::{
+    MAX_SEARCHES_PER_EDGE, end_link, handle_event, leave_link, may_log, run_link,
+};
 use tunnel_base::limited;
 use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_link::grpc::link_end::LinkEnd;
@@ -18,33 +22,43 @@ use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::FrameEvent;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_proto::frame::{Frame, FrameKind, Remote};
+use tunnel_proto::hello::LinkPurpose;
 
-/// Adds the link to its node's primary link, and distributes the sessions of both until it ends. A node that is not
-/// linked to this server is refused, which happens with a balancer.
-pub(crate) async fn admit_interactive(
+/// Serves a link of an edge whose node is not found by it, until it ends: one for sessions that the edge opens here, or an
+/// interactive one, which shares the sessions of the node's primary link. An interactive one of a node that is not linked
+/// to this server is refused, which happens with a balancer.
+pub(crate) async fn admit_secondary(
     call: Box<LinkCall>,
     linked: impl Fn(&Arc<Link>) -> LinkedNode,
     credentials: &EdgeCredentials,
     shared: &Arc<ServerContext>,
 ) {
     let hello = &credentials.hello;
-    if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
+    let is_interactive = hello.purpose == LinkPurpose::Interactive;
+    if is_interactive && !shared.registry.may_add_interactive(&hello.node, hello.instance) {
         let denial = LinkDenial::new("no_primary_link", CallRejection::NoPrimaryLink);
         return denial.send(call, shared).await;
     }
     let mut reader = call.accept(Remote::Edge(hello.node.clone()));
     let link = reader.link.clone();
+    let busy = shared.registry.add_secondary(linked(&link), is_interactive);
     // The primary link may have ended since the check.
-    let Some(busy) = shared.registry.add_interactive(linked(&link)) else { return };
+    if is_interactive && busy.is_none() {
+        return;
+    }
     shared.edge_links.track(&link, credentials);
     limited!(
-        may_log(&link, "interactive_linked", shared) => info,
-        link = %link.id, node = %hello.node, primary = %busy.id, "interactive link accepted"
+        may_log(&link, "secondary_linked", shared) => info,
+        link = %link.id, node = %hello.node, primary = busy.as_ref().map(|busy| field::display(busy.id)),
+        is_interactive, "secondary link accepted"
     );
     if shared.stopping.is_cancelled() {
         link.drain();
     }
-    run_interactive(&mut reader, &busy, shared).await;
+    match busy {
+        Some(busy) => run_interactive(&mut reader, &busy, shared).await,
+        None => drop(run_link(&mut reader, shared).await),
+    }
     shared.registry.remove(&link);
     shared.edge_links.untrack(&link);
 }

@@ -10,7 +10,7 @@ use tracing::{Instrument as _, Span, debug, debug_span, field, info_span};
 
 use crate::registry::LinkedNode;
 use crate::server::edge_links::{EdgeCredentials, close_links};
-use crate::server::interactive_links::admit_interactive;
+use crate::server::interactive_links::admit_secondary;
 use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{leave_link, on_node_moved, run_link};
 use crate::server::{ServerContext, handshake_failures, invitations, user_links};
@@ -97,9 +97,9 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     }
     let from = call.from;
     let linked = |link: &Arc<Link>| LinkedNode { link: link.clone(), from };
-    // Nothing below applies to an interactive link: its node is neither found nor announced by it.
-    if hello.purpose == LinkPurpose::Interactive {
-        return Box::pin(admit_interactive(call, linked, &credentials, &shared)).await;
+    // Nothing below applies to these links: their node is neither found nor announced by them.
+    if matches!(hello.purpose, LinkPurpose::Interactive | LinkPurpose::Opener) {
+        return Box::pin(admit_secondary(call, linked, &credentials, &shared)).await;
     }
     let mut reader = call.accept(Remote::Edge(hello.node.clone()));
     let link = reader.link.clone();

@@ -328,14 +328,15 @@ impl Reconnector {
         self.dialer.connect_to(current.place.server, current.preference(), purpose).await
     }
 
-    /// Links a user's program to another server as well, whenever the current one does not find a node. Servers that
-    /// have lost each other each find only their own nodes.
+    /// Links to another server as well, whenever the current one does not find a node. Servers that have lost each other
+    /// each find only their own nodes.
     async fn link_elsewhere(self: &Arc<Self>, current: &CurrentLink) -> Infallible {
         let servers = self.dialer.servers.len();
-        // An edge would be found at both servers.
-        if servers == 1 || self.dialer.user.is_none() {
+        if servers == 1 || !current.link.abilities.resumes {
             std::future::pending::<()>().await;
         }
+        // An edge is to be found at one server.
+        let purpose = if self.acceptor.is_some() { LinkPurpose::Opener } else { LinkPurpose::Backup };
         loop {
             self.uplinks.wait_other_server_request().await;
             let is_other = |link: &Arc<Link>| link.instance != current.link.instance && !link.is_closed();
@@ -343,10 +344,14 @@ impl Reconnector {
                 continue;
             }
             for server in (0..servers).filter(|server| *server != current.place.server) {
-                let made = self.dialer.connect_to(server, DialPreference::default(), LinkPurpose::Backup);
+                let made = self.dialer.connect_to(server, DialPreference::default(), purpose);
                 let Ok(Ok(NewLink { reader, .. })) = timeout(OTHER_SERVER_TIMEOUT, made).await else {
                     continue;
                 };
+                // A balancer may lead back to the current one.
+                if reader.link.instance == current.link.instance {
+                    continue;
+                }
                 info!(link = %reader.link.id, server = self.dialer.display_name(server), "linked to another server, which may find a node");
                 self.uplinks.add_other_server(reader.link.clone());
                 reader.begin();

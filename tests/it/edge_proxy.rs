@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -19,7 +20,7 @@ use crate::support::line::Line;
 use crate::support::live::{self, reloaded};
 use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, edge_with, start_edge};
 use crate::support::servers;
-use crate::support::{assert_eventually, spawn, targets, wait_until};
+use crate::support::{assert_eventually, pause_time, spawn, targets, wait_until, wait_within};
 
 /// Starts an edge named `requester` that links to that address, with its proxy. `more` is appended to the proxy's
 /// table.
@@ -42,6 +43,34 @@ async fn alone(place: &TestDir) -> (TestServer, Edge, SocketAddr) {
     let server = TestServer::with(place, ALLOW);
     let (edge, proxy) = requester(place, &server, server.server.bound.grpc, "").await;
     (server, edge, proxy)
+}
+
+/// The servers do not know each other, like two that have lost their links.
+#[tokio::test]
+async fn a_node_that_only_the_next_server_of_the_list_finds_is_reached_there() {
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let [one, two] = [(); 2].map(|()| TestServer::with(&place, ALLOW));
+    let _other = edge(&place, &two, "node1").await;
+    let line = Line::to(two.server.bound.grpc).await;
+    let list = format!("{}\", \"{}", one.server.bound.grpc, line.at);
+    let proxy = "[edge.http_proxy]\nlisten = \"127.0.0.1:0\"";
+    let asker = start_edge(&place.edge("asker", list, proxy));
+    one.wait_for_node("asker").await;
+    let at_proxy = asker.bound.proxy.unwrap();
+    wait_until("the edge has a link", || asker.metrics.links.all() > 0).await;
+    let mut client = open(at_proxy, &at("node1", echo)).await;
+    assert_echo(&mut client, "there").await;
+    assert!(two.link("asker").is_none(), "the edge is found at one server");
+    let missing = connect(at_proxy, "node9:22").await;
+    assert!(missing.status == 502 && missing.phrase.contains("not connected"), "{}", missing.phrase);
+    line.reset();
+    assert_echo(&mut client, "again").await;
+    drop(client);
+    pause_time();
+    let is_closed = || asker.metrics.links.all() == 1;
+    wait_within(Duration::from_secs(120), "the second link is closed", is_closed).await;
+    assert!(one.link("asker").is_some());
 }
 
 async fn connect(proxy: SocketAddr, target: &str) -> Answer {

@@ -225,6 +225,7 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     now.push(("header of an edge", headers(&EdgeHello::edge_request(&node(), "a<b>", instance()))));
     for (name, older) in [
         ("header of an edge, backup", LinkPurpose::Backup),
+        ("header of an edge, opener", LinkPurpose::Opener),
         ("header of an edge, interactive", LinkPurpose::Interactive),
     ] {
         let mut sent = EdgeHello::edge_request(&node(), "t", instance());

@@ -62,6 +62,9 @@ pub enum LinkPurpose {
     /// The older link is busy with bulk data and remains the node's primary link. The new link carries sessions with
     /// little data.
     Interactive,
+    /// The older link, to another server, remains the node's primary link. The new link only carries sessions that the
+    /// edge opens: its server does not find the node by it.
+    Opener,
 }
 
 /// The process that makes the call for a link, as identified by the call's metadata.
@@ -211,6 +214,9 @@ impl EdgeHello {
         let instance = remote_instance(headers)?;
         let purpose = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
             None | Some(EDGE) if instance.is_some() && is_backup(headers) => LinkPurpose::Backup,
+            None | Some(EDGE) if instance.is_some() && headers.get(&LINK) == Some(&OPENER) => {
+                LinkPurpose::Opener
+            }
             None | Some(EDGE) => LinkPurpose::Primary,
             Some(INTERACTIVE) if instance.is_some() => LinkPurpose::Interactive,
             Some(role) => {
@@ -235,6 +241,7 @@ impl EdgeHello {
             LinkPurpose::Primary => None,
             LinkPurpose::Backup => headers.insert(LINK, BACKUP),
             LinkPurpose::Interactive => headers.insert(ROLE, HeaderValue::from_static("interactive")),
+            LinkPurpose::Opener => headers.insert(LINK, OPENER),
         };
     }
 
@@ -371,6 +378,7 @@ const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a backup link. The older link of its process is unresponsive and stays open.
 const LINK: HeaderName = HeaderName::from_static("tunnel-link");
 const BACKUP: HeaderValue = HeaderValue::from_static("backup");
+const OPENER: HeaderValue = HeaderValue::from_static("opener");
 /// Header with the name of a server, for people.
 const SERVER_NAME: HeaderName = HeaderName::from_static("tunnel-server-name");
 /// Header without meaning, as long as a full segment.
@@ -523,8 +531,10 @@ mod tests {
         let mut headers = EdgeHello::edge_request(&node, "t", Instance::from_bits(3));
         let purpose_of = |headers: &HeaderMap| EdgeHello::from_request(headers).unwrap().purpose;
         assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
-        EdgeHello::with_purpose(&mut headers, LinkPurpose::Backup);
-        assert_eq!(purpose_of(&headers), LinkPurpose::Backup);
+        for marked in [LinkPurpose::Opener, LinkPurpose::Backup] {
+            EdgeHello::with_purpose(&mut headers, marked);
+            assert_eq!(purpose_of(&headers), marked);
+        }
         for other in ["0", "2"] {
             headers.insert("tunnel-link", HeaderValue::from_static(other));
             assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
