@@ -1,14 +1,17 @@
 //! Servers and edges with the memory limits of our manifests, against strangers who leave everything unfinished.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use http::HeaderMap;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tunnel_net::fd_limit;
 use tunnel_proto::names::Instance;
 
@@ -162,6 +165,53 @@ async fn a_server_of_100_mib_survives_all_that_strangers_leave_unfinished_and_a_
     assert_echo(&mut session, "goes on").await;
     assert!(get(server.log, "/readyz").await.body.contains("room: this server has no memory for"));
     assert_eq!(group.kills(), 0);
+}
+
+/// Connects from an address that nobody else uses, leaves a message unfinished, and goes after a while.
+async fn come(number: usize, to: SocketAddr, begin: &[u8]) -> io::Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    let from = Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 0).to_bits() + u32::try_from(number).unwrap());
+    socket.bind((from, 0).into())?;
+    let mut socket = socket.connect(to).await?;
+    socket.write_all(begin).await?;
+    let _ = timeout(Duration::from_millis(200), socket.read_to_end(&mut Vec::new())).await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_goes_on_while_a_thousand_sources_come_and_go() {
+    let Some(group) = MemoryGroup::new("sources", 100) else { return };
+    fd_limit::raise();
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let server = ServerProcess::start_as(&place, "", group.command()).await;
+    let _edge = start_edge(&place.edge("node1", server.grpc, ""));
+    server.wait_for_node("node1").await;
+    let target = at("node1", echo);
+    let mut session = open(server.connect, &target).await;
+    let hello = [&[22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3][..], &[0; 16_000]].concat();
+    let head = format!("GET http://node1/ HTTP/1.1\r\nx: {}", "y".repeat(60 << 10)).into_bytes();
+    let doors = Arc::new([(server.grpc, hello), (server.connect, head)]);
+    let come_so_far = Arc::new(AtomicUsize::new(0));
+    let mut strangers = JoinSet::new();
+    for number in 0..1000 {
+        let doors = doors.clone();
+        let come_so_far = come_so_far.clone();
+        strangers.spawn(async move {
+            let (to, begin) = &doors[number % 2];
+            loop {
+                // It may be closed at any time.
+                let _ = come(come_so_far.fetch_add(1, Relaxed), *to, begin).await;
+            }
+        });
+    }
+    while come_so_far.load(Relaxed) < 10_000 {
+        assert_echo(&mut session, "goes on").await;
+    }
+    strangers.shutdown().await;
+    assert_eq!(group.kills(), 0);
+    assert_echo(&mut open(server.connect, &target).await, "afterwards").await;
+    assert_echo(&mut session, "goes on").await;
 }
 
 /// More edges than 100 MiB are enough for.
