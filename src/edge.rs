@@ -53,7 +53,7 @@ use tunnel_base::files;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::targets::Targets;
-use tunnel_base::process::{memory, third_of_memory};
+use tunnel_base::process::memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
@@ -236,9 +236,10 @@ impl Edge {
         pool: BufferPool,
     ) -> Self {
         let metrics = Metrics::edge();
+        let memory = memory(session.memory_limit);
         let limits = SessionLimits {
             windows: WINDOWS,
-            memory: session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
+            memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 3)),
             sessions: MAX_SESSIONS,
             resume_timeout: session.resume_timeout,
         };
@@ -255,7 +256,7 @@ impl Edge {
             policy: Arc::default(),
             judged: judged.clone(),
             sessions: admission::sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
-            pending: PendingLimits::new(memory(), true),
+            pending: PendingLimits::new(memory, true),
             pool,
             route: route.clone(),
             zone: Arc::default(),

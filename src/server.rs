@@ -71,7 +71,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_base::process::{memory, third_of_memory};
+use tunnel_base::process::memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -423,8 +423,8 @@ impl ServerContext {
             enrolment,
             named_servers: settings.peers.named_servers(),
             tls: files.tls.clone(),
-            pending: PendingLimits::new(memory(), false),
-            max_links: memory() / 4 / load::LINK_MEMORY,
+            pending: PendingLimits::new(memory(session.memory_limit), false),
+            max_links: memory(session.memory_limit) / 4 / load::LINK_MEMORY,
             session_permits: admission::sessions(session.max_sessions, session.max_per_client),
             policies,
             judged,
@@ -597,11 +597,12 @@ fn dialer(
 
 fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
+    let session = &settings.session;
     let limits = SessionLimits {
         windows: WINDOWS,
-        memory: settings.session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
-        sessions: settings.session.max_sessions,
-        resume_timeout: settings.session.resume_timeout,
+        memory: session.buffer_memory.unwrap_or_else(|| MEMORY.min(memory(session.memory_limit) / 3)),
+        sessions: session.max_sessions,
+        resume_timeout: session.resume_timeout,
     };
     LinkContext {
         table: SessionTable::new(Instance::random(), limits, metrics.clone()),
@@ -614,7 +615,7 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
         metrics,
         drain: links.clone(),
         congestion: settings.links.congestion.as_deref().map(Arc::from),
-        plain_idle_timeout: settings.session.superedge_idle_timeout,
+        plain_idle_timeout: session.superedge_idle_timeout,
     }
 }
 

@@ -168,6 +168,13 @@ pub struct EdgeSessionConfig {
     /// Example: `"12MiB"`
     #[serde(with = "ByteSize::<MIN_MEMORY>")]
     pub buffer_memory: Option<usize>,
+    /// Maximum number of bytes of memory that this process may use: its limits of sessions and connections are parts
+    /// of it. Default: the smallest limit of its control groups, or all memory of the machine. A larger value has no
+    /// effect.
+    ///
+    /// Example: `"40MiB"`
+    #[serde(with = "ByteSize::<MIN_MEMORY>")]
+    pub memory_limit: Option<usize>,
 }
 
 /// `[edge.allow]`: the targets that clients may reach through an edge.

@@ -130,6 +130,13 @@ pub struct SessionConfig {
     /// Example: `"256MiB"`
     #[serde(with = "ByteSize::<MIN_MEMORY>")]
     pub buffer_memory: Option<usize>,
+    /// Maximum number of bytes of memory that this process may use: its limits of sessions, links and connections are
+    /// parts of it. Default: the smallest limit of its control groups, or all memory of the machine. A larger value has
+    /// no effect.
+    ///
+    /// Example: `"1GiB"`
+    #[serde(with = "ByteSize::<MIN_MEMORY>")]
+    pub memory_limit: Option<usize>,
 }
 
 /// `[server.edge_access]`: what edges may reach through this server.

@@ -21,7 +21,7 @@ use crate::uplink::link_dialer::{DialPreference, LinkDialer, ServerEndpoint, Upl
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::process::third_of_memory;
+use tunnel_base::process::memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::handles::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -121,7 +121,7 @@ impl UserUplinks {
         let links = Drain::new();
         let limits = SessionLimits {
             windows: WINDOWS,
-            memory: third_of_memory(MEMORY),
+            memory: MEMORY.min(memory(None) / 3),
             sessions: MAX_SESSIONS,
             resume_timeout: RESUME_TIMEOUT,
         };

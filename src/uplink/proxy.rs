@@ -42,7 +42,7 @@ impl UserProxy {
             policy: Arc::default(),
             judged: JudgedSessions::default(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS),
-            pending: PendingLimits::new(memory(), true),
+            pending: PendingLimits::new(memory(None), true),
             pool: links.pool.clone(),
             route: links.route.clone(),
             zone: Arc::default(),
