@@ -5,6 +5,7 @@ pub mod channelz;
 pub mod config_plan;
 #[cfg(feature = "edge")]
 mod edge;
+pub mod grants;
 pub mod health;
 pub mod invitations;
 pub mod nodes;
@@ -453,7 +454,7 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
 }
 
 /// Paths that are only served to this machine.
-const PRIVATE: [&str; 4] = ["/", "/events", "/status", "/nodes"];
+const PRIVATE: [&str; 5] = ["/", "/events", "/status", "/nodes", "/grants"];
 
 const READS: [Method; 2] = [Method::GET, Method::HEAD];
 

@@ -44,9 +44,11 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::{AddressBook, Location};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
+use tunnel_base::policy::grants::{Grant, Rights};
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_base::policy::{CertificateGlob, Networks, Rules, canonical_ip};
+use tunnel_base::policy::{CertificateGlob, Networks, canonical_ip};
+use tunnel_base::unix_time::now;
 use tunnel_net::limiter::{AcquireError, FairLimiter, Permit, PermitLimits, Source};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
@@ -156,7 +158,7 @@ pub struct AccessPolicy {
     /// Names of client certificates that are accepted.
     pub names: Vec<CertificateGlob>,
     /// The users and networks that may reach each node and port.
-    pub rules: Rules,
+    pub rights: Rights,
     /// Whom its open ports ask for a certificate; `None` if no port does.
     pub certificates: Option<CertificateRequest>,
     /// Whether the config has its table no longer, or not yet: it admits no one.
@@ -219,23 +221,27 @@ impl AccessPolicy {
         user.ok_or_else(|| Denial::unknown(names, table))
     }
 
-    /// Checks the rules for this client, node and port.
+    /// Checks the rules and grants for this client, node and port. Returns the grant that allows the access; `None` if a
+    /// rule does.
     ///
     /// # Errors
     ///
-    /// Returns [`Denial::Forbidden`] if no rule allows the access.
+    /// Returns [`Denial::Forbidden`] if neither allows the access.
     pub fn authorize(
         &self,
         user: Option<&str>,
         from: IpAddr,
         node: &NodeName,
         port: u16,
-    ) -> Result<(), Denial> {
-        if self.rules.allows(user, from, node, port) {
-            return Ok(());
+    ) -> Result<Option<Arc<Grant>>, Denial> {
+        if self.rights.rules.allows(user, from, node, port) {
+            return Ok(None);
         }
+        let grant = user.and_then(|user| self.rights.find(user, from, node, Some(port), now()));
         let who = user.unwrap_or("you");
-        Err(Denial::Forbidden(format!("no rule lets {who} reach port {port} of node {node}")))
+        grant
+            .map(Some)
+            .ok_or_else(|| Denial::Forbidden(format!("no rule lets {who} reach port {port} of node {node}")))
     }
 }
 
@@ -489,11 +495,13 @@ impl Admission {
         let node = destination.node.clone();
         let port = destination.target.port;
         access.node = Some(node.clone());
-        judge(&node, port)?;
+        let grant = judge(&node, port)?;
+        access.grant = grant.as_ref().map(|grant| grant.id.clone());
         // Without an edge this process dials, which a rule must permit by itself.
         destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
         let policy = self.context.policy.clone();
-        Ok((destination, AccessBasis { policy, listener, from, identity, node, port, direct: None }))
+        let grant = grant.into();
+        Ok((destination, AccessBasis { policy, listener, from, identity, node, port, grant, direct: None }))
     }
 
     /// Returns where the target of a client is. `node` is the node if the listener knows it. An address that

@@ -17,6 +17,7 @@ pub mod doctor;
 pub mod exit_code;
 pub mod file_edit;
 pub(crate) mod format;
+pub mod grants;
 pub(crate) mod http_request;
 #[cfg(feature = "server")]
 pub mod init;
@@ -50,6 +51,7 @@ use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
 use crate::command::device::{LeaveArgs, WhoamiArgs};
 use crate::command::doctor::DoctorArgs;
+use crate::command::grants::{GrantArgs, GrantsArgs};
 use crate::command::invitations::{InvitationsArgs, InviteArgs};
 use crate::command::join::JoinArgs;
 use crate::command::migrate::MigrateCommand;
@@ -180,7 +182,7 @@ pub enum Command {
     ///
     /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
     #[command(after_help = examples([
-        "tunnel invite --user alice --nodes 'edge-*' --ports 22    # also print the rule to add",
+        "tunnel invite --user alice --nodes 'edge-*' --ports 22    # and let her reach these nodes",
         "tunnel invite --nodes 'shop-*' --uses 500 --expires 30d    # a join key, for many machines",
     ]))]
     Invite(InviteArgs),
@@ -190,6 +192,23 @@ pub enum Command {
         "tunnel join --user tunnel.example.org:9000 --invitation - --device laptop",
     ]))]
     Join(JoinArgs),
+    /// Let a user reach nodes until some time, at once and at all servers.
+    ///
+    /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`. An admin grants only
+    /// what a rule of the server's config gives her.
+    #[command(after_help = examples([
+        "sudo tunnel grant alice --nodes 'shop-*' --ports 22 --for 8h",
+        "sudo tunnel grant alice --nodes node1 --for ever    # all ports",
+    ]))]
+    Grant(GrantArgs),
+    /// List the grants of users, or revoke some.
+    ///
+    /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
+    #[command(after_help = examples([
+        "sudo tunnel grants -o json",
+        "sudo tunnel grants revoke --user alice",
+    ]))]
+    Grants(GrantsArgs),
     /// List the nodes and users that have joined or are invited, or revoke one.
     ///
     /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
@@ -505,7 +524,7 @@ static HELP: LazyLock<String> = LazyLock::new(|| {
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Reach nodes from your machine", &["connect", "ssh", "ssh-config", "proxy", "whoami", "leave"]),
     ("Run servers and edges", &["server", "edge", "config", "init", "cert", "token", "approve", "migrate"]),
-    ("Let nodes and users in", &["invite", "join", "invitations"]),
+    ("Let nodes and users in", &["invite", "join", "invitations", "grant", "grants"]),
     ("See what happens", &["nodes", "sessions", "status", "doctor"]),
     ("More", &[]),
 ];

@@ -1,6 +1,7 @@
 //! Machines that become nodes, or devices of users, by invitation: creates and redeems invitations, and knows the
 //! tokens of those that have joined.
 
+pub(crate) mod grants;
 pub mod shared_state;
 pub mod shared_text;
 pub mod store;
@@ -16,16 +17,17 @@ use tokio::sync::{SetOnce, oneshot, watch};
 use tracing::field::display;
 use tracing::info;
 
-use crate::enrolment::shared_state::{SharedState, now};
+use crate::enrolment::shared_state::SharedState;
 use crate::enrolment::shared_text::TextStore;
 use crate::enrolment::store::{Enrolments, InvitationError, SecretHash};
 use crate::invitations::code::{InvitationCode, Pin, pin_of};
 use crate::invitations::invitee::Invitee;
-use crate::invitations::{JoinedDevice, ListedEnrolment};
+use crate::invitations::{GrantSelection, JoinedDevice, ListedEnrolment};
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_base::refusal_log::RefusalLog;
+use tunnel_base::unix_time::now;
 use tunnel_link::grpc::enrol::JoinCredentials;
 use tunnel_net::reload::{ReloadError, ReloadedValue};
 use tunnel_net::tls::certificate::host_of;
@@ -37,6 +39,10 @@ use tunnel_proto::names::{Host, NodeName, UserDevice};
 #[derive(Debug)]
 pub struct SharedEnrolments {
     state: SharedState,
+    /// The text of grants.
+    pub(crate) grants: SharedState,
+    /// Maximum number of grants.
+    most_grants: usize,
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
     authority: ReloadedValue<AdvertisedCa>,
@@ -107,11 +113,16 @@ impl SharedEnrolments {
     /// Creates an empty state. It is filled by [`SharedState::follow`] and by reads on demand.
     pub fn new(
         store: Box<dyn TextStore>,
+        (grants, most_grants): (Box<dyn TextStore>, usize),
         authority: ReloadedValue<AdvertisedCa>,
         refusals: RefusalLog,
     ) -> Arc<Self> {
+        // One for both, because what grants give depends on both.
+        let changed = watch::Sender::new(());
         Arc::new(Self {
-            state: SharedState::new(store, watch::Sender::new(())),
+            state: SharedState::new(store, changed.clone()),
+            grants: SharedState::new(grants, changed),
+            most_grants,
             joining: Mutex::default(),
             authority,
             refusals,
@@ -174,12 +185,19 @@ impl SharedEnrolments {
         Ok(self.known().list(now()))
     }
 
-    /// Revokes as [`Enrolments::revoke`] does. Returns true if there was anything to revoke.
+    /// Revokes as [`Enrolments::revoke`] does, with the grants that the user has, and those that user or device has given.
+    /// Returns true if there was anything to revoke.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot be used.
     pub async fn revoke(&self, subject: &Invitee, who: &str) -> Result<bool, String> {
+        let by = subject.user().map(|_| subject.to_string().trim_end_matches('/').to_owned());
+        let user = by.clone().filter(|_| subject.device().is_none());
+        let grants = match &by {
+            Some(_) => self.revoke_grants(&GrantSelection { id: None, user, by }, who).await,
+            None => Ok(0),
+        };
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         if let Some(message) = revocation_message(&revoked, "token and open invitations revoked") {
             let node = subject.node().map(display);
@@ -188,7 +206,8 @@ impl SharedEnrolments {
             let error = revoked.as_ref().err().map(display);
             info!(target: AUDIT, actor = who, node, user, device, error, "{message}");
         }
-        revoked
+        // One store may fail without the other.
+        Ok(revoked? | (grants? > 0))
     }
 
     /// Ends a join key as [`Enrolments::end_key`] does. Returns true if that changed anything.
@@ -334,7 +353,7 @@ impl PendingJoin {
 }
 
 /// Returns the audit line about a revocation; `None` if nothing was revoked.
-fn revocation_message(done: &Result<bool, String>, revoked: &'static str) -> Option<&'static str> {
+fn revocation_message<E>(done: &Result<bool, E>, revoked: &'static str) -> Option<&'static str> {
     match done {
         Ok(true) => Some(revoked),
         Ok(false) => None,

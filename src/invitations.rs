@@ -18,6 +18,22 @@ pub trait JoinedDevice: fmt::Debug + Send + Sync {
     fn is_joined(&self) -> bool;
 }
 
+/// Grants of users to revoke: one of these.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+#[serde(default, deny_unknown_fields)]
+#[group(required = true, multiple = false)]
+pub struct GrantSelection {
+    /// ID of a grant, as in the list and in the log.
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+    /// User who has the grants.
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Who gave the grants, as in the list; a user includes all her devices.
+    #[arg(long, value_name = "NAME")]
+    pub by: Option<String>,
+}
+
 /// A node or a device that has joined, a node or user that is invited, or both; or a join key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -6,8 +6,8 @@ use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
 use tunnel::command::proxy::{self, ProxyArgs};
 use tunnel::command::serve::{self, DaemonArgs, ReadConfig};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, completions, connect, device, exit_code, invitations,
-    is_wrong, join, migrate, sessions, ssh, status,
+    self, Args, Command, CommandError, Format, Role, completions, connect, device, exit_code, grants,
+    invitations, is_wrong, join, migrate, sessions, ssh, status,
 };
 use tunnel::config::{ConfigError, Environment};
 use tunnel::startup::signals::Signals;
@@ -70,6 +70,8 @@ fn main() -> ExitCode {
         Command::Init(command_args) => command::init::run(&command_args),
         Command::Invite(command_args) => in_runtime(invitations::invite(command_args, &env)),
         Command::Join(command_args) => in_runtime(join::run(&command_args, &env, std::io::stdin())),
+        Command::Grant(command_args) => in_runtime(grants::grant(command_args, &env)),
+        Command::Grants(command_args) => in_runtime(grants::manage(command_args, &env)),
         Command::Invitations(command_args) => in_runtime(invitations::manage(command_args, &env)),
         #[cfg(feature = "server")]
         Command::Cert(command_args) => command::cert::run(&command_args),

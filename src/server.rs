@@ -544,9 +544,7 @@ impl ServerContext {
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("judged"), self.judged.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), edge_access::judge_relays(self.clone(), drain.clone()));
-        let judged = self.judged.clone();
-        let devices = invitations::follow_devices(self.enrolment.clone(), judged, drain.clone());
-        drain.spawn(info_span!("devices"), devices);
+        drain.spawn(info_span!("users"), invitations::follow_users(self.clone(), drain.clone()));
         drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
     }
 
@@ -559,12 +557,14 @@ impl ServerContext {
         level: Option<LogLevelHandle>,
         grpc: SocketAddr,
     ) {
+        let users = self.user_links.policy();
         let process = ServerAdmin {
             name: self.link_context.server_name.clone(),
             finder: self.finder.clone(),
             max_links: self.max_links,
             publishes: settings.dns.publish.name(),
             enrolment: self.enrolment.clone(),
+            rights: Arc::new(move || users.load().rights.clone()),
             port: grpc.port(),
         };
         let admin = self.admin.get_or_init(|| AdminContext {

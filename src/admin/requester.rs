@@ -8,7 +8,9 @@ use http::header::HOST;
 use serde::{Deserialize, Serialize};
 
 use crate::admin::nodes::NodesResponse;
-use tunnel_base::policy::{NodeGlob, Rule, Rules, canonical_ip};
+use tunnel_base::policy::grants::{FOR_EVER, Rights};
+use tunnel_base::policy::{NodeGlob, Rule, canonical_ip};
+use tunnel_base::unix_time;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::names::{UserDevice, UserName};
 
@@ -35,10 +37,8 @@ pub struct LinkedUser {
     pub device: UserDevice,
     /// Address of the device.
     pub from: SocketAddr,
-    /// What users may reach.
-    pub rules: Rules,
-    /// Users who may send requests of operators.
-    pub admins: Vec<UserName>,
+    /// What users may reach, and who may send requests of operators.
+    pub rights: Rights,
     /// Whether she has sent too many requests within a second.
     pub is_over_rate: bool,
     /// The last second (Unix time) for which her certificate is valid; `None` for a token.
@@ -80,7 +80,7 @@ pub struct Reach {
 
 impl LinkedUser {
     pub(super) fn is_admin(&self) -> bool {
-        self.admins.contains(&self.device.user)
+        self.rights.is_admin(self.device.user.as_str())
     }
 
     /// Returns why she may not send a request of operators.
@@ -94,32 +94,41 @@ impl LinkedUser {
     /// Returns who she is, and what she may reach.
     pub(super) fn whoami(&self, now: f64) -> WhoamiResponse {
         let UserDevice { user, device } = &self.device;
-        let rules = self.rules.of(user.as_str(), self.from.ip());
-        let reach = |Rule { nodes, ports, .. }: &Rule| Reach {
+        let from = self.from.ip();
+        let reach = |Rule { nodes, ports, .. }: &Rule, until: Option<u64>| Reach {
             nodes: match nodes {
                 Some(globs) => globs.iter().map(NodeGlob::to_string).collect(),
                 None => vec!["*".to_owned()],
             },
             ports: ports.iter().flatten().map(|port| port.0).collect(),
-            until: None,
+            until,
         };
+        let rules = self.rights.rules.of(user.as_str(), from).map(|rule| reach(rule, None));
+        let grants = self.rights.permitted(user.as_str(), from, unix_time::now());
+        let grants = grants.iter().map(|(rule, end)| reach(rule, Some(*end).filter(|end| *end < FOR_EVER)));
         WhoamiResponse {
             now,
             user: user.to_string(),
             device: device.to_string(),
             is_admin: self.is_admin(),
             until: self.until,
-            reach: rules.map(reach).collect(),
+            reach: rules.chain(grants).collect(),
             servers: Vec::new(),
         }
     }
 
-    /// Returns the part of a list of nodes that she may see: those that a rule lets her reach at some port. It reveals
+    /// Returns the part of a list of nodes that she may see: those that she may reach at some port. It reveals
     /// nothing about other nodes.
     pub(super) fn visible(&self, mut all: NodesResponse) -> NodesResponse {
-        let user = Some(self.device.user.as_str());
+        let user = self.device.user.as_str();
         let from = self.from.ip();
-        let may_see = |name: &str| name.parse().is_ok_and(|node| self.rules.allow_node(user, from, &node));
+        let now = unix_time::now();
+        let may_see = |name: &str| {
+            name.parse().is_ok_and(|node| {
+                self.rights.rules.allow_node(Some(user), from, &node)
+                    || self.rights.find(user, from, &node, None, now).is_some()
+            })
+        };
         all.nodes.retain(|node| may_see(&node.name));
         all.down.retain(|node| may_see(&node.name));
         all.servers.iter_mut().for_each(|server| server.error = None);
@@ -137,8 +146,8 @@ impl AdminRequester {
     /// Returns the reason for the refusal.
     pub(crate) fn check_user(&self, user: Option<&UserName>) -> Result<(), String> {
         match (self, user) {
-            (Self::Linked(linked), Some(user)) if linked.admins.contains(user) => Err(format!(
-                "user {user} is in admins of [server.clients]; invite or revoke her on a server's machine, where no link is used\n"
+            (Self::Linked(linked), Some(user)) if linked.rights.is_admin(user.as_str()) => Err(format!(
+                "user {user} is in admins of [server.clients]; invite, grant and revoke on a server's machine, where no link is used\n"
             )),
             _ => Ok(()),
         }

@@ -54,4 +54,4 @@ pub(crate) async fn read_json<T: DeserializeOwned>(
 }
 
 /// Maximum length of a JSON body in bytes.
-const JSON_BODY_BYTES: usize = 1024;
+const JSON_BODY_BYTES: usize = 4096;

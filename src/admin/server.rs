@@ -1,5 +1,6 @@
 //! What a server adds to the admin API: its nodes, peers and invitations.
 
+pub(crate) mod grants;
 pub(crate) mod invitations;
 pub(crate) mod linked;
 pub(crate) mod names;
@@ -34,11 +35,12 @@ use crate::registry::links::NodeLinkRole;
 use crate::registry::peers::PeerHandle;
 use crate::registry::snapshot::RegistrySnapshot;
 use crate::session_io::judged::SessionSubject;
+use tunnel_base::policy::grants::Rights;
 use tunnel_link::link::Link;
 use tunnel_proto::names::{NodeName, ServerDisplayName, SessionId};
 
 /// The parts of a server that its admin API serves.
-#[derive(Debug, Clone)]
+#[derive(derive_more::Debug, Clone)]
 pub struct ServerAdmin {
     /// The name that this server announces, or its process if another server announces the same name.
     pub name: Option<ServerDisplayName>,
@@ -50,6 +52,9 @@ pub struct ServerAdmin {
     pub publishes: Option<&'static str>,
     /// Enrolment by invitation, once it is enabled.
     pub enrolment: OpenedEnrolments,
+    /// Returns what users may reach now.
+    #[debug(skip)]
+    pub rights: Arc<dyn Fn() -> Rights + Send + Sync>,
     /// Port to which edges link.
     pub port: u16,
 }
@@ -170,11 +175,18 @@ impl ServerAdmin {
             "/cloud/healthz" => plain_text(StatusCode::OK, go_list(&self.finder.registry.nodes())),
             // An invitation is the right to join, so only the socket and admins' links offer them, whatever a port's
             // client proves.
-            "/invitations" | "/revocations" if matches!(requester, AdminRequester::Address(..)) => {
+            "/grants" if get => grants::list(self),
+            "/invitations" | "/revocations" | "/grants" | "/grants/revoke"
+                if matches!(requester, AdminRequester::Address(..)) =>
+            {
                 not_found()
             }
             "/invitations" if get => list(self.enrolment.get()).await.unwrap_or_else(identity),
-            "/invitations" | "/revocations" if !post => method_not_allowed("POST", POST_ONLY),
+            "/invitations" | "/revocations" | "/grants" | "/grants/revoke" if !post => {
+                method_not_allowed("POST", POST_ONLY)
+            }
+            "/grants" => grants::give(self, request, requester).await.unwrap_or_else(identity),
+            "/grants/revoke" => grants::revoke(self, request, requester).await.unwrap_or_else(identity),
             "/invitations" => {
                 invite(self.enrolment.get(), self.port, request, requester).await.unwrap_or_else(identity)
             }

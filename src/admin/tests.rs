@@ -14,6 +14,7 @@ use crate::admin::status::{LinkStatus, StatusResponse};
 use crate::paths::uplinks::Uplinks;
 use crate::registry::{Finder, LinkedNode, Registry};
 use tunnel_base::drain::Drained;
+use tunnel_base::policy::grants::Rights;
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionLimits;
 use tunnel_net::limiter::{PermitLimits, Source};
@@ -40,6 +41,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
         max_links: 400,
         publishes: Some("hosts"),
         enrolment: Default::default(),
+        rights: Arc::new(Rights::default),
         port: 9000,
     }))
 }

@@ -20,6 +20,7 @@ use crate::config::admin_ports::AdminPorts;
 use crate::config::listen_tls::Tls;
 use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
+use tunnel_base::policy::grants::Rights;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
@@ -61,9 +62,10 @@ impl AccessPolicies {
                 Ok(logins) => (logins, false),
                 Err(NotPrepared) => (old.logins.clone(), old.is_removed),
             };
-            let AccessConfig { allow_from, rules, names, .. } = (*access).clone();
+            let AccessConfig { allow_from, rules, names, bounds, .. } = (*access).clone();
+            let rights = Rights { rules, bounds, grants: old.rights.grants.clone() };
             let certificates = old.certificates.clone();
-            let policy = AccessPolicy { allow_from, logins, names, rules, certificates, is_removed };
+            let policy = AccessPolicy { allow_from, logins, names, rights, certificates, is_removed };
             change.replace(&known, policy);
         }
     }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 
 use crate::acceptor::target_dialer::DialRight;
 use crate::admission::AccessPolicy;
@@ -13,6 +13,8 @@ use crate::admission::denial::Denial;
 use crate::invitations::JoinedDevice;
 use crate::session_io::judged::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
+use tunnel_base::policy::grants::Grant;
+use tunnel_base::unix_time::now;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::names::NodeName;
@@ -43,6 +45,8 @@ pub(crate) struct AccessBasis {
     /// The node, and the port of the target.
     pub(crate) node: NodeName,
     pub(crate) port: u16,
+    /// The grant that has allowed it last; `None` if a rule has.
+    pub(crate) grant: ArcSwapOption<Grant>,
     /// The right to the target, if this process has dialled it.
     pub(crate) direct: Option<DialRight>,
 }
@@ -110,11 +114,16 @@ impl AccessBasis {
         policy.check_source(self.from)?;
         let (user, until) = self.identity.judge(&policy, self.listener)?;
         let user = user.as_deref();
-        policy.authorize(user, self.from, &self.node, self.port)?;
+        let why = |grant: &Arc<Grant>| Denial::Forbidden(policy.rights.why_ended(grant, now()));
+        let grant = policy
+            .authorize(user, self.from, &self.node, self.port)
+            .map_err(|denial| self.grant.load().as_ref().map_or(denial, why))?;
+        let end = grant.as_ref().map_or(UNTIL_CHANGED, |grant| grant.until.saturating_sub(1));
+        self.grant.store(grant);
         if let Some(right) = &self.direct {
             policy.authorize(user, self.from, &NodeName::direct(), right.port())?;
             right.judge(change).map_err(Denial::Direct)?;
         }
-        Ok(until)
+        Ok(until.min(end))
     }
 }

@@ -21,7 +21,7 @@ use crate::paths::uplinks::Uplinks;
 use crate::route::{RouteError, SessionRequest};
 use crate::session_io::tests::{linked, take};
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_base::policy::{Rule, network};
+use tunnel_base::policy::{Rule, Rules, network};
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::handles::IncomingSession;
@@ -100,6 +100,11 @@ pub(crate) fn context(
         stopping: drain.clone(),
         drain,
     }
+}
+
+/// Returns the rights of one rule.
+fn ruled(rule: Rule) -> Rights {
+    Rights { rules: Rules(vec![rule]), ..Rights::default() }
 }
 
 #[tokio::test]
@@ -396,7 +401,7 @@ async fn a_proven_identity_needs_no_password_and_obeys_the_rules() {
     let users = Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
     let policy = AccessPolicy {
         logins: Some(Arc::new(PasswordChecker::new(ReloadedValue::fixed(users.unwrap())))),
-        rules: Rules(vec![Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        rights: ruled(Rule { users: Some(vec!["ops".into()]), ..Rule::default() }),
         names: vec!["*".parse().unwrap()],
         ..AccessPolicy::default()
     };
@@ -457,7 +462,7 @@ async fn a_known_address_resolves_to_its_node_and_stays_the_target() {
         assert_eq!(access.node, Some(node));
     }
     let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
-    let policy = AccessPolicy { rules: Rules(vec![rule]), ..AccessPolicy::default() };
+    let policy = AccessPolicy { rights: ruled(rule), ..AccessPolicy::default() };
     let (checked, _) =
         check(&context_with_addresses(policy, &[]), ClientIdentity::None, open_request("10.0.0.7:80")).await;
     assert_eq!(checked.unwrap_err().status(), 403, "the rules apply to the node, whatever name was used");
@@ -489,8 +494,7 @@ async fn direct_targets_must_be_listed_and_forbidden_ones_are_always_denied() {
         assert_eq!(status(&nothing, requested).await, "403", "{requested}");
     }
     let nodes = Some(vec!["edge-*".parse().unwrap()]);
-    let policy =
-        AccessPolicy { rules: Rules(vec![Rule { nodes, ..Rule::default() }]), ..AccessPolicy::default() };
+    let policy = AccessPolicy { rights: ruled(Rule { nodes, ..Rule::default() }), ..AccessPolicy::default() };
     let ruled = context_with_addresses(policy, &["0.0.0.0/0:80"]);
     assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules apply");
 }
@@ -556,7 +560,7 @@ async fn an_access_policy_enforces_networks_and_rules() {
     assert!(open.authenticate(&HeaderMap::new(), outside).await.unwrap().is_none());
     let policy = AccessPolicy {
         allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
-        rules: Rules(vec![Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        rights: ruled(Rule { users: Some(vec!["ops".into()]), ..Rule::default() }),
         ..AccessPolicy::default()
     };
     assert!(policy.check_source(inside).is_ok());

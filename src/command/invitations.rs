@@ -1,7 +1,7 @@
 //! `tunnel invite` and `tunnel invitations`: authorizing machines and users to join a cloud.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::{Subcommand, ValueHint};
 use serde_json::json;
@@ -11,6 +11,7 @@ use crate::admin::invitations::{
 };
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
+use crate::command::grants::GrantTerms;
 use crate::command::machine_files::tls_note;
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, shell_word};
@@ -20,6 +21,7 @@ use crate::invitations::ListedEnrolment;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
 use tunnel_base::policy::NodeGlob;
+use tunnel_base::unix_time::now;
 use tunnel_proto::names::{DeviceName, NodeName, Target, UserDevice, UserName};
 use tunnel_proto::printable;
 
@@ -33,18 +35,17 @@ pub struct InviteArgs {
     /// User to whom the machine belongs, which is no node then.
     #[arg(long, value_name = "NAME")]
     pub user: Option<UserName>,
-    /// With --uses: pattern of the nodes for which to make a join key. With --user: nodes that the user should reach,
-    /// separated by commas; only printed, as a rule for the servers' config. '*' matches any run of characters.
+    /// With --uses: pattern of the nodes for which to make a join key. With --user: nodes that the user may reach from
+    /// now on, separated by commas; without it the invitation grants nothing. '*' matches any run of characters.
     #[arg(long, value_name = "NODES", value_delimiter = ',')]
     pub nodes: Vec<NodeGlob>,
     /// Number of nodes that may join by the key, each under its own name.
     #[arg(long, value_name = "NUMBER", requires = "nodes", conflicts_with = "user")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_USES)))]
     pub uses: Option<u32>,
-    /// Ports of these nodes, separated by commas.
-    #[arg(long, value_name = "PORTS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
-    #[arg(requires = "user")]
-    pub ports: Vec<u16>,
+    /// What else the grant to a user says.
+    #[command(flatten)]
+    pub terms: GrantTerms,
     /// Lifetime of the invitation: a whole number with s, m, h or d, from 1m to 7d, and to 365d for a join key.
     #[arg(long = "expires", alias = "ttl", value_name = "TIME", default_value = "1h", value_parser = lasting)]
     pub lasting: Duration,
@@ -126,6 +127,11 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
     }
     let answer = api.post("/invitations", body.to_string()).await?;
     let InvitationResponse { code, cloud, key, .. } = api.parse(&answer)?;
+    // After the invitation, which gives nothing by itself.
+    let granted = match &args.user {
+        Some(user) if !args.nodes.is_empty() => args.terms.grant(user, &args.nodes, api).await?,
+        _ => "The invitation grants nothing; see tunnel grant --help\n".to_owned(),
+    };
     // They become a part of a command for root, so nothing else passes.
     let code = code.parse::<InvitationCode>().map_err(|cause| api.incompatible(&cause))?;
     cloud.parse::<Target>().map_err(|cause| api.incompatible(&cause))?;
@@ -143,10 +149,7 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
             "{choice}on a machine of {user}, within {lasting}, as that person:\n  \
              echo {code} | tunnel join --user {cloud} --invitation -\n\
              It works once, for one device. Anyone who has it can be {user}, so send it over a private channel.\n\
-             {user} reaches only what a rule permits, in the config of each server:\n  \
-             [server.clients]\n  rules = [{rule}]\n\
-             Add it to the rules that are there, or both lines if there is no such table yet. This applies without a restart.\n",
-            rule = rule(user, args),
+             {granted}",
         ),
         Invitee::Node(node) => format!(
             "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
@@ -178,7 +181,7 @@ pub(super) fn invitee(args: &InviteArgs) -> Result<Invitee, CommandError> {
             ));
         }
         ([_, ..], None) if args.user.is_none() => {
-            return Err(CommandError::usage("--nodes: set --uses for a join key, or --user for a rule"));
+            return Err(CommandError::usage("--nodes: set --uses for a join key, or --user for a grant"));
         }
         _ => (subject(args.node.as_ref(), args.user.as_ref(), None)?, MAX_INVITATION_SECONDS),
     };
@@ -188,18 +191,6 @@ pub(super) fn invitee(args: &InviteArgs) -> Result<Invitee, CommandError> {
         ));
     }
     Ok(invitee)
-}
-
-/// Returns the access rule for a user, in TOML. Without arguments it is an example, which permits nothing real.
-fn rule(user: &UserName, InviteArgs { nodes, ports, .. }: &InviteArgs) -> String {
-    let nodes: Vec<_> = nodes.iter().map(|node| format!("\"{node}\"")).collect();
-    let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
-    let (nodes, ports) = match (nodes.is_empty(), ports.is_empty()) {
-        (true, true) => ("\"NODE\"".to_owned(), "22".to_owned()),
-        _ => (nodes.join(", "), ports.join(", ")),
-    };
-    let part = |key, list: String| if list.is_empty() { list } else { format!(", {key} = [{list}]") };
-    format!("{{ users = [\"{user}\"]{}{} }}", part("nodes", nodes), part("ports", ports))
 }
 
 /// Returns whom the arguments name.
@@ -250,8 +241,9 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<Str
                      cd /etc/tunnel && mv -t $(mktemp -d old.XXXX) edge.toml certs token\n"
                 ),
                 Invitee::User(user) => format!(
-                    "{choice}revoked; the links of {user} close within 2 s\nRules that name {user} remain in the \
-                     servers' config. They apply again if somebody joins by another invitation for {user}.\n"
+                    "{choice}revoked, with the grants that {user} has and has given; the links of {user} close within \
+                     2 s\nRules that name {user} remain in the servers' config. They apply again if somebody joins by \
+                     another invitation for {user}.\n"
                 ),
                 Invitee::Device(UserDevice { user, device }) => format!(
                     "{choice}revoked; the links of {user}'s {device} close within 2 s\nto add it again, here:\n  \
@@ -265,14 +257,13 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<Str
 
 /// Returns a table of nodes, and one of users and one of join keys if there are any.
 fn tables(all: &[ListedEnrolment]) -> String {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION", "KEY"]);
     let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION"]);
     let mut keys = Table::new(&["KEY", "NODES", "USES", "LEFT", "OPEN"]);
     let mut has_users = false;
     let mut has_keys = false;
     for one in all {
-        let left = |until: u64| format!("{} left", duration(until.saturating_sub(now) as f64));
+        let left = |until: u64| format!("{} left", duration(until.saturating_sub(now()) as f64));
         let invited = one.invited_until.map_or("-".to_owned(), left);
         let name = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), printable::printable);
         if one.pattern.is_some() {

@@ -11,6 +11,7 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{PortTlsState, names};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::{self, forms};
+use tunnel_base::policy::grants::GrantBounds;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
 
@@ -69,6 +70,8 @@ pub struct AccessConfig {
     pub rules: Rules,
     /// Names (CN or DNS) of accepted client certificates. Empty at ports that request none.
     pub names: Vec<CertificateGlob>,
+    /// What grants give besides, over users' links.
+    pub bounds: GrantBounds,
 }
 
 /// The htpasswd file (bcrypt) against which the user name and the password of a client are checked.
@@ -112,7 +115,7 @@ impl AccessConfig {
 
     /// Returns the values of those keys.
     pub(crate) fn rights(&self) -> (&Option<Networks>, Option<&PathBuf>, &[CertificateGlob], &Rules) {
-        let Self { proxy_protocol: _, allow_from, auth, rules, names } = self;
+        let Self { proxy_protocol: _, allow_from, auth, rules, names, bounds: _ } = self;
         (allow_from, auth.as_ref().map(|auth| &auth.users), names, rules)
     }
 
@@ -126,7 +129,7 @@ impl AccessConfig {
         let AccessConfigKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
         let auth = auth(table, kind, users, proofs, &default.auth, report);
         if let Some(rules) = &rules {
-            check_rule_users(table, rules, proofs.certified(), report);
+            check_rule_users(table, "rules", rules, proofs.certified(), report);
         }
         if let (Some(rules), Some(None)) = (&rules, &auth)
             && rules.has_users()
@@ -145,6 +148,7 @@ impl AccessConfig {
             auth: auth.unwrap_or_default(),
             rules: rules.unwrap_or_else(|| default.rules.clone()),
             names: names(table, proofs.tls, report),
+            bounds: GrantBounds::default(),
         };
         table.record(&access.keys(), report);
         access
@@ -231,6 +235,7 @@ pub(super) fn auth(
 /// the name in a certificate can, if clients are `certified`.
 pub(crate) fn check_rule_users(
     table: &ConfigTableReader<'_>,
+    key: &'static str,
     rules: &Rules,
     certified: bool,
     report: &mut ConfigDiagnostics,
@@ -240,7 +245,7 @@ pub(crate) fn check_rule_users(
             let expected = "expected a user name without ':' and '*'; for all users leave the list out";
             let part = format!("[{i}].users[{j}]");
             let found = format!("{:?}", value::excerpt(user));
-            table.error_in("rules", &part, found, expected, report);
+            table.error_in(key, &part, found, expected, report);
         }
     }
 }

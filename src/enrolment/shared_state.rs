@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -13,6 +13,7 @@ use tracing::warn;
 use crate::enrolment::shared_text::{SharedStateError, TextStore, VersionedText};
 use crate::enrolment::store::Enrolments;
 use tunnel_base::drain::Drain;
+use tunnel_base::unix_time::now;
 
 /// The enrolment state that all servers of a cloud share, as last read.
 #[derive(Debug)]
@@ -259,11 +260,6 @@ fn no_access(cause: &SharedStateError) -> String {
 /// Returns the error of a store that contains something else.
 fn foreign(why: &str) -> String {
     format!("cannot read invitations: {why}; name another store, or fix this one")
-}
-
-/// Returns the current time in seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// The error of a file that does not exist, and was never read.

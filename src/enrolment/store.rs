@@ -1,7 +1,7 @@
 //! Nodes and devices of users that have joined by invitation, as a text shared by all servers: in a file, in etcd, or
 //! in a Secret.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
@@ -13,7 +13,8 @@ use crate::invitations::ListedEnrolment;
 use crate::invitations::invitee::Invitee;
 use tunnel_proto::names::{NodeName, UserDevice};
 
-/// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.
+/// Invitations, and the tokens of nodes and devices that have used one; or in a second text, which older servers need
+/// not understand, the grants of users. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Enrolments {
@@ -21,6 +22,9 @@ pub struct Enrolments {
     invitations: BTreeMap<SecretHash, StoredInvitation>,
     /// Tokens by [`Invitee::key`] of a node or a device.
     tokens: BTreeMap<String, SecretHash>,
+    /// Grants as they were written: also those of newer servers, which give nothing here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) grants: Vec<serde_json::Value>,
 }
 
 /// The hash of a secret. The secret is random and long, so the hash needs no salt.
@@ -384,6 +388,12 @@ impl Enrolments {
     /// Returns the nodes that have joined, in lower case.
     pub fn joined(&self) -> BTreeSet<String> {
         self.tokens.keys().filter(|key| !key.contains('/')).cloned().collect()
+    }
+
+    /// Returns the nodes whose tokens were made by join keys.
+    pub fn joined_by_key(&self) -> HashSet<NodeName> {
+        let members = self.invitations.values().flat_map(StoredInvitation::members);
+        members.filter_map(|node| node.parse().ok()).collect()
     }
 
     /// Returns true if the node has joined.

@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::enrolment::shared_text::{FileTextStore, SharedStateError, TextStore, VersionedText};
+use tunnel_base::policy::grants::{FOR_EVER, Grant};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_proto::names::NodeName;
 
@@ -22,11 +23,17 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> 
         let authority = AdvertisedCa::load(ca.clone(), cert.clone()).unwrap();
         SharedEnrolments::new(
             Box::new(FileTextStore::new(place.join("enrolled"))),
+            (Box::new(FileTextStore::new(place.join("enrolled.grants"))), 2),
             authority,
             RefusalLog::default(),
         )
     };
     (0..count).map(|_| server()).collect()
+}
+
+/// A store of grants of its own.
+fn no_grants() -> (Box<dyn TextStore>, usize) {
+    (Box::new(LossyStore::default()), 0)
 }
 
 /// How a write to a [`LossyStore`] ends.
@@ -104,8 +111,9 @@ impl TextStore for SlowStore {
 async fn machines_that_join_at_once_at_two_servers_with_a_slow_store_all_join_before_they_give_up() {
     let (place, store) = (tempfile::tempdir().unwrap(), SlowStore::default());
     let authority = servers(place.path(), 1).remove(0).authority.clone();
-    let servers = [0, 1]
-        .map(|_| SharedEnrolments::new(Box::new(store.clone()), authority.clone(), RefusalLog::default()));
+    let servers = [0, 1].map(|_| {
+        SharedEnrolments::new(Box::new(store.clone()), no_grants(), authority.clone(), RefusalLog::default())
+    });
     let pattern = "shop-*".parse().unwrap();
     let code = servers[0].invite(&pattern, Some(500), HOUR, "test").await.unwrap().code;
     let (secret, started) = (code.secret(), Instant::now());
@@ -128,6 +136,7 @@ async fn a_join_whose_response_was_lost_is_the_first_use_of_its_key() {
         let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
         let server = SharedEnrolments::new(
             Box::new(store.clone()),
+            no_grants(),
             servers[0].authority.clone(),
             RefusalLog::default(),
         );
@@ -148,6 +157,7 @@ async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect(
         let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
         let server = SharedEnrolments::new(
             Box::new(store.clone()),
+            no_grants(),
             servers[0].authority.clone(),
             RefusalLog::default(),
         );
@@ -221,7 +231,8 @@ async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
     let place = tempfile::tempdir().unwrap();
     let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
     let server = || {
-        SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone(), RefusalLog::default())
+        let authority = servers[0].authority.clone();
+        SharedEnrolments::new(Box::new(store.clone()), no_grants(), authority, RefusalLog::default())
     };
     let (here, peer, started) = (server(), server(), Instant::now());
     let guess = async |n: usize| join(&here, &n.to_string(), "edge7", &token(1)).await;
@@ -306,4 +317,80 @@ async fn a_server_notices_that_another_one_has_undone_its_change() {
     assert!(servers[1].revoke(&"node2".parse().unwrap(), "test").await.unwrap());
     servers[0].read_store().await.unwrap();
     assert_eq!(servers[0].known(), servers[1].known());
+}
+
+fn grant(id: &str, user: &str, by: &str) -> Grant {
+    Grant {
+        id: id.to_owned(),
+        user: user.parse().unwrap(),
+        nodes: vec!["shop-*".parse().unwrap()],
+        ports: None,
+        with_join_keys: false,
+        until: FOR_EVER,
+        by: by.to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn grants_are_limited_and_go_with_the_user_or_device_that_has_or_has_given_them() {
+    let place = tempfile::tempdir().unwrap();
+    let server = servers(place.path(), 1).remove(0);
+    let ids = || {
+        let ids = server.live_grants().into_iter().map(|one| one["id"].as_str().unwrap().to_owned());
+        ids.collect::<Vec<_>>()
+    };
+    server.grant(&grant("a", "alice", "uid=0")).await.unwrap();
+    server.grant(&grant("b", "bob", "alice/laptop")).await.unwrap();
+    let full = server.grant(&grant("c", "carol", "uid=0")).await.unwrap_err();
+    assert!(full.contains("more than 2 grants") && ids() == ["a", "b"], "{full}");
+    let nobody = GrantSelection { by: Some("lap".into()), ..GrantSelection::default() };
+    assert_eq!(server.revoke_grants(&nobody, "test").await, Ok(0));
+    assert!(server.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap(), "she had no device");
+    assert_eq!(ids(), ["a"], "that device has given it");
+    server.grant(&grant("b", "bob", "alice/phone")).await.unwrap();
+    assert!(server.revoke(&"alice/".parse().unwrap(), "test").await.unwrap());
+    assert!(ids().is_empty(), "nor do those remain that she has given");
+    assert!(!server.revoke(&"alice/".parse().unwrap(), "test").await.unwrap());
+
+    // One that has ended takes no room, and a long one takes that of several.
+    for id in ["old", "older", "oldest"] {
+        server.grant(&Grant { until: 1, ..grant(id, "bob", "uid=0") }).await.unwrap();
+    }
+    assert!(ids().is_empty());
+    let nodes = (0..40).map(|n| format!("shop-{n}-*").parse().unwrap()).collect();
+    let long = server.grant(&Grant { nodes, ..grant("long", "bob", "uid=0") }).await.unwrap_err();
+    assert!(long.contains("200 bytes"), "{long}");
+}
+
+#[tokio::test]
+async fn a_server_follows_the_grants_of_others_and_keeps_those_it_knows_without_their_store() {
+    let place = tempfile::tempdir().unwrap();
+    let servers = servers(place.path(), 2);
+    let has = |server: &SharedEnrolments| !server.user_grants().is_empty();
+    servers[0].grant(&grant("a", "alice", "uid=0")).await.unwrap();
+    servers[1].grants.read_store().await.unwrap();
+    assert!(has(&servers[1]));
+    let all = GrantSelection { user: Some("alice".into()), ..GrantSelection::default() };
+    assert_eq!(servers[1].revoke_grants(&all, "test").await, Ok(1));
+    servers[0].grants.read_store().await.unwrap();
+    assert!(!has(&servers[0]));
+
+    servers[0].grant(&grant("b", "bob", "uid=0")).await.unwrap();
+    let file = place.path().join("enrolled.grants");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for broken in ["", "somebody's text"] {
+        std::fs::write(&file, broken).unwrap();
+        assert!(
+            servers[0].grants.read_store().await.unwrap_err().contains("cannot read invitations"),
+            "{broken}"
+        );
+        assert!(servers[0].grant(&grant("new", "dora", "uid=0")).await.is_err());
+        assert!(has(&servers[0]) && !has(&servers[1]), "{broken}");
+    }
+    let newer = text.replace("\"by\"", "\"only\":\"monday\",\"by\"");
+    std::fs::write(&file, &newer).unwrap();
+    servers[0].grants.read_store().await.unwrap();
+    assert!(!has(&servers[0]), "a field of a newer server");
+    servers[0].grant(&grant("c", "carol", "uid=0")).await.unwrap();
+    assert!(std::fs::read_to_string(&file).unwrap().contains("\"only\":\"monday\""), "is kept");
 }

@@ -23,7 +23,6 @@ use crate::config::table::ConfigTableReader;
 use crate::listener::{LISTENERS, ListenerConfig, ListenerConfigReader, ListenerKind, http, https};
 use crate::startup::tls_files::FileKind;
 use tunnel_base::policy::ports::PortTarget;
-use tunnel_proto::names::UserName;
 
 /// The validated config of a server: the tables below `[server]`, and values of the environment.
 #[derive(Debug, Clone)]
@@ -32,8 +31,8 @@ pub struct ServerConfig {
     pub links: LinkListenerConfig,
     /// Versions and cipher suites of TLS at the server's ports.
     pub tls: Tls,
-    /// The access of users' programs that link to this server; `None` accepts none.
-    pub clients: Option<UserAccessConfig>,
+    /// The access of users' programs that link to this server.
+    pub clients: UserAccessConfig,
     /// The configured listeners for clients.
     pub(crate) listeners: Vec<ConfiguredListener>,
     /// The ConfigMap of named node ports; `None` disables it.
@@ -176,7 +175,7 @@ impl ServerConfig {
         let Self {
             links,
             tls,
-            clients: _,
+            clients,
             listeners,
             ports,
             node_names,
@@ -197,11 +196,8 @@ impl ServerConfig {
         let mut plan = ConfigPlan::default();
         // A change of rights closes no listener: open sessions are judged again, and only those without a right end.
         plan.judge(&self.access(), &new.access());
-        let users = |config: &Self| {
-            config.clients.as_ref().map(|clients| (clients.admins.clone(), clients.client_ca.clone()))
-        };
-        let users_differ = users(self) != users(new);
-        add(&mut plan.judges, users_differ, clients::TABLE);
+        let users = |clients: &UserAccessConfig| (clients.access.bounds.clone(), clients.client_ca.clone());
+        add(&mut plan.judges, users(clients) != users(&new.clients), clients::TABLE);
         add(&mut plan.judges, *edge_access != new.edge_access, "server.edge_access");
         add(&mut plan.judges, *direct != new.direct, "server.direct");
         // By key: other settings at the same key are one listener that opens again, instead of one that goes and one
@@ -244,14 +240,8 @@ impl ServerConfig {
 
     /// Returns the access rules of each listener and of users' links, by the key of the table.
     pub(crate) fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        let clients = self.clients.iter().map(|clients| (clients::TABLE, &clients.access));
         let listeners = self.listeners.iter().map(|listener| listener.config.access());
-        listeners.chain(clients).chain([(ADMIN, &self.admin.access)]).collect()
-    }
-
-    /// Returns the users who may send requests of operators over their links.
-    pub(crate) fn admins(&self) -> &[UserName] {
-        self.clients.as_ref().map_or(&[], |clients| &clients.admins)
+        listeners.chain([(clients::TABLE, &self.clients.access), (ADMIN, &self.admin.access)]).collect()
     }
 
     /// Returns the files of this kind that listeners read, each with its key.
@@ -310,8 +300,7 @@ impl ServerConfig {
     /// Returns the CA files that this server trusts, each with its key.
     pub fn ca_files(&self) -> Vec<(String, PathBuf)> {
         let links = ("server.links.peer_ca".to_owned(), self.links.peer_ca.clone());
-        let users = self.clients.as_ref().and_then(|clients| clients.client_ca.clone());
-        let users = users.map(|ca| (format!("{}.client_ca", clients::TABLE), ca));
+        let users = self.clients.client_ca.clone().map(|ca| (format!("{}.client_ca", clients::TABLE), ca));
         [links].into_iter().chain(users).chain(self.listener_files(FileKind::Ca)).collect()
     }
 }

@@ -24,7 +24,6 @@ use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::link_auth::LinkCaFiles;
 use tunnel_net::tls::peer::{PeerTls, PeerTlsConfig};
 use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig, link_alpn, pem};
-use tunnel_proto::names::UserName;
 
 /// The contents of the files.
 #[derive(Debug)]
@@ -94,7 +93,7 @@ pub(crate) fn tls(
     let params = tls_params(&settings.tls, startup);
     let has_ca = links.peer_ca.exists() || settings.invitations.store != InvitationStoreKind::None;
     let edges = edge_ca(settings).cloned();
-    let users = settings.clients.as_ref().and_then(|clients| clients.client_ca.clone());
+    let users = settings.clients.client_ca.clone();
     // Each file separately, so that all errors are noted.
     let are_usable = [
         startup.check_certs(CERT, Some(&links.cert)),
@@ -218,8 +217,6 @@ pub(crate) struct LivePolicies {
     pub(crate) for_clients: Arc<ArcSwap<Targets>>,
     /// The nodes that edges may reach through this server.
     pub(crate) nodes: Arc<ArcSwap<Vec<NodeGlob>>>,
-    /// The users who may send requests of operators over their links.
-    pub(crate) admins: Arc<ArcSwap<Vec<UserName>>>,
 }
 
 impl LivePolicies {
@@ -235,7 +232,6 @@ impl LivePolicies {
         change.replace(&self.for_edges, settings.edge_access.targets.clone());
         change.replace(&self.for_clients, settings.direct.targets.clone());
         change.replace(&self.nodes, settings.edge_access.nodes.clone());
-        change.replace(&self.admins, settings.admins().to_vec());
         change
     }
 }

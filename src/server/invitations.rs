@@ -8,13 +8,13 @@ use tracing::info_span;
 use crate::config::server::invitations::InvitationStoreKind;
 use crate::enrolment::shared_text::{EtcdTextStore, FileTextStore, TextStore};
 use crate::enrolment::store::Enrolments;
-use crate::enrolment::{AdvertisedCa, JoinRefusal, OpenedEnrolments, SharedEnrolments, next_change};
+use crate::enrolment::{AdvertisedCa, JoinRefusal, SharedEnrolments, next_change};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::registry::etcd_access;
-use crate::session_io::judged::JudgedSessions;
 use tunnel_base::drain::Drain;
+use tunnel_base::files::with_suffix;
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::metrics::Door;
@@ -31,33 +31,45 @@ pub(crate) fn start(
     authority: Option<ReloadedValue<AdvertisedCa>>,
     shared: &ServerContext,
 ) {
-    let Some((authority, cell)) = authority.zip(store(settings, &Resolver::system())) else { return };
+    let Some(authority) = authority else { return };
+    let stores = [ENROLLED, GRANTS].map(|name| store(settings, name, &Resolver::system()));
+    let [Some(enrolled), Some(grants)] = stores else { return };
+    let most = if settings.invitations.store == InvitationStoreKind::Secret { 2_000 } else { 10_000 };
     let ServerContext { watcher, readiness, .. } = shared;
     let LinkContext { metrics, drain, .. } = &shared.link_context;
     watcher.watch("ca", &authority);
-    let enrolment = SharedEnrolments::new(cell, authority, metrics.refusals.clone());
+    let enrolment = SharedEnrolments::new(enrolled, (grants, most), authority, metrics.refusals.clone());
     if shared.enrolment.set(enrolment.clone()).is_ok() {
         let readiness = readiness.clone();
-        let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
         let draining = drain.clone();
-        let follow = async move { enrolment.follow(report, draining).await };
+        let follow = async move {
+            let readiness = &readiness;
+            let report = |name| move |state| readiness.set_degraded(name, state);
+            tokio::join!(
+                enrolment.follow(report(INVITATIONS_CONDITION), draining.clone()),
+                enrolment.grants.follow(report(GRANTS), draining.clone())
+            );
+        };
         drain.spawn(info_span!("invitations"), follow);
     }
 }
 
-/// Opens the store. Returns `None` if joining by invitation is not enabled.
-fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn TextStore>> {
+/// Opens the store of a text. Returns `None` if joining by invitation is not enabled.
+fn store(settings: &ServerConfig, name: &'static str, resolver: &Resolver) -> Option<Box<dyn TextStore>> {
     let settings = settings.invitations.clone();
     Some(match settings.store {
         InvitationStoreKind::None => return None,
-        InvitationStoreKind::File => Box::new(FileTextStore::new(settings.file?)),
+        InvitationStoreKind::File => {
+            let ending = if name == ENROLLED { "" } else { ".grants" };
+            Box::new(FileTextStore::new(with_suffix(&settings.file?, ending)))
+        }
         InvitationStoreKind::Etcd => {
-            let key = format!("{}/{ETCD_KEY}", settings.etcd.prefix);
+            let key = format!("{}/{name}", settings.etcd.prefix);
             Box::new(EtcdTextStore::new(etcd_access(settings.etcd), &key, resolver.clone()))
         }
         InvitationStoreKind::Secret => {
             let cluster = settings.cluster?;
-            with_kubernetes!(api::server::secret::shared(&cluster, settings.secret), else return None)
+            with_kubernetes!(api::server::secret::shared(&cluster, settings.secret, name), else return None)
         }
     })
 }
@@ -68,16 +80,20 @@ pub(crate) async fn joined(
     settings: &ServerConfig,
     resolver: &Resolver,
 ) -> Option<Result<BTreeSet<String>, String>> {
-    let mut cell = store(settings, resolver)?;
+    let mut cell = store(settings, ENROLLED, resolver)?;
     let read = cell.read().await.map_err(|why| why.to_string());
     Some(read.and_then(|read| Ok(Enrolments::parse(&read.text)?.joined())))
 }
 
 /// Judges the links and sessions of users again after each change of the store, until draining starts.
-pub(crate) async fn follow_devices(enrolment: OpenedEnrolments, judged: JudgedSessions, drain: Drain) {
+pub(crate) async fn follow_users(shared: Arc<ServerContext>, drain: Drain) {
     let mut changes = None;
-    while drain.run_until(next_change(&enrolment, &mut changes)).await.is_some() {
-        judged.rights_changed();
+    while drain.run_until(next_change(&shared.enrolment, &mut changes)).await.is_some() {
+        if let Some(enrolment) = shared.enrolment.get() {
+            let users = shared.user_links.policy().load_full();
+            users.rights.grants.store(Arc::new(enrolment.user_grants()));
+        }
+        shared.judged.rights_changed();
     }
 }
 
@@ -121,8 +137,9 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     enrol_request.accept(enrolment.certificates(), &shared.named_servers);
 }
 
-/// The key below the prefix.
-const ETCD_KEY: &str = "enrolled";
+/// The names of the texts: of machines, and of what users may reach.
+const ENROLLED: &str = "enrolled";
+const GRANTS: &str = "grants";
 
 /// The name of the invitations' condition in `/readyz`.
 const INVITATIONS_CONDITION: &str = "invitations";

@@ -18,6 +18,8 @@ use crate::server::rates::RateLimiter;
 use crate::session_io::judged::SessionSubject;
 use crate::session_io::rights::RightsChange;
 use tunnel_base::metrics::label_values::DENIALS;
+use tunnel_base::policy::grants::Rights;
+use tunnel_base::unix_time::now;
 use tunnel_link::grpc::accept::{CallRejection, CallerCertificate, LinkCall};
 use tunnel_link::link::Link;
 use tunnel_net::guesses::GuessError;
@@ -59,11 +61,16 @@ struct UserLink {
 impl UserLinks {
     /// Accepts links of users by this policy.
     pub(crate) fn new(policy: Arc<ArcSwap<AccessPolicy>>, context: ListenerContext) -> Self {
-        if !policy.load().is_removed {
+        if !policy.load().rights.bounds.links_need_grant {
             context.metrics.sessions.expose(LISTENER, &DENIALS);
         }
         let context = Arc::new(ListenerContext { listener: LISTENER, policy, ..context });
         Self { context: Some(context), ..Self::default() }
+    }
+
+    /// Returns the policy by which users are admitted.
+    pub(crate) fn policy(&self) -> Arc<ArcSwap<AccessPolicy>> {
+        self.context.as_ref().map(|context| context.policy.clone()).unwrap_or_default()
     }
 
     /// Returns the user of an open link whose credentials are not revoked.
@@ -131,7 +138,8 @@ pub(crate) async fn authenticate(
 ) -> Result<(AuthenticatedUser, Permit<UserName>), LinkDenial> {
     let context = shared.user_links.context.as_ref();
     let accepting = context.map(|context| (context, context.policy.load_full()));
-    let Some((context, policy)) = accepting.filter(|(_, policy)| !policy.is_removed) else {
+    let may_accept = |rights: &Rights| !rights.bounds.links_need_grant || !rights.grants.load().is_empty();
+    let Some((context, policy)) = accepting.filter(|(_, policy)| may_accept(&policy.rights)) else {
         let answer = CallRejection::Forbidden(NO_USERS.to_owned());
         return Err(LinkDenial::new("no_users", answer).logged());
     };
@@ -154,17 +162,20 @@ pub(crate) async fn authenticate(
     let user = name.unwrap_or_default().parse();
     let wrong = |why: NameError| LinkDenial::forbidden(format!("the certificate's name: {why}"));
     let user: UserName = user.map_err(wrong)?;
+    let device = UserDevice { user, device: hello.device.clone() };
+    let user = AuthenticatedUser { device, identity, from: call.from, context: context.clone() };
+    user.judge(&RightsChange::default()).map_err(LinkDenial::forbidden)?;
     if shared.stopping.is_cancelled() {
         return Err(LinkDenial::new("stopping", CallRejection::Stopping).logged());
     }
     // Last, and without an await until the link is accepted, so that no other call takes this place.
     shared.check_room()?;
-    let permit = shared.user_links.permits.try_acquire(&user).map_err(|_| {
-        let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };
+    let permit = shared.user_links.permits.try_acquire(&user.device.user).map_err(|_| {
+        let answer =
+            CallRejection::TooManyUserLinks { user: user.device.user.clone(), links: MAX_USER_LINKS };
         LinkDenial::new("too_many_links", answer).logged()
     })?;
-    let device = UserDevice { user, device: hello.device.clone() };
-    Ok((AuthenticatedUser { device, identity, from: call.from, context: context.clone() }, permit))
+    Ok((user, permit))
 }
 
 /// Waits until a user who is linked may no longer be, and returns why.
@@ -204,16 +215,24 @@ impl AuthenticatedUser {
         let policy = change.load(&self.context.policy);
         policy.check_source(self.from.ip())?;
         let (name, until) = self.identity.judge(&policy, LISTENER)?;
-        if name.as_deref() == Some(self.device.user.as_str()) {
-            return Ok(until);
+        let user = self.device.user.as_str();
+        if name.as_deref() != Some(user) {
+            let why = "names of [server.clients] give the certificate another user now";
+            return Err(Denial::Forbidden(why.to_owned()));
         }
-        Err(Denial::Forbidden("names of [server.clients] give the certificate another user now".to_owned()))
+        match policy.rights.last_end(user, now()) {
+            _ if !policy.rights.bounds.links_need_grant => Ok(until),
+            Some(end) => Ok(until.min(end.saturating_sub(1))),
+            None => Err(Denial::Forbidden(format!(
+                "user {user} has no grant, or it has expired or was revoked; {NO_USERS}"
+            ))),
+        }
     }
 }
 
-/// The answer of a server without `[server.clients]`.
+/// The answer of a server without `[server.clients]` to users without grants.
 const NO_USERS: &str =
-    "this server accepts no links of users; they require a table [server.clients] in its config";
+    "this server accepts no links of users; they require a table [server.clients] in its config, or a grant";
 
 #[cfg(test)]
 mod tests {

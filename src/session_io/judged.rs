@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use tracing::warn;
 use crate::session_io::rights::RightsChange;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
+use tunnel_base::unix_time::now;
 use tunnel_net::fair_map::FairMap;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::names::{NodeName, SessionId, Target};
@@ -317,11 +318,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.list.0.open.lock().remove(&self.number);
     }
-}
-
-/// Returns the current second (Unix time).
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Number of sessions that are copied while the lock is held, and then judged before other tasks may run. Judging one

@@ -10,6 +10,7 @@ use rcgen::date_time_ymd;
 use tokio::time::Instant;
 use tunnel::command::client;
 use tunnel::command::device;
+use tunnel::command::grants;
 use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand};
 use tunnel::command::join::{self, JoinArgs};
 use tunnel::command::token::{self, TokenCommand};
@@ -56,12 +57,14 @@ pub(crate) fn with_socket(place: &TestDir) -> (TestServer, PathBuf) {
     (TestServer::with(place, &tables), path)
 }
 
-/// Runs `tunnel invite` or `tunnel invitations` at an admin socket.
+/// Runs a command about invitations or grants at an admin socket.
 pub(crate) async fn run(socket: &Path, line: &str) -> Result<String, CommandError> {
     let words = ["tunnel"].into_iter().chain(line.split(' ')).chain(["--socket", socket.to_str().unwrap()]);
     match Args::parse_from(words).command {
         Command::Invite(invite_args) => invitations::invite(invite_args, &Environment::default()).await,
         Command::Invitations(more) => invitations::manage(more, &Environment::default()).await,
+        Command::Grant(args) => grants::grant(args, &Environment::default()).await,
+        Command::Grants(more) => grants::manage(more, &Environment::default()).await,
         other => panic!("{other:?}"),
     }
 }
@@ -655,13 +658,13 @@ async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     let run = async |line| run(&path, line).await;
     let output = run("invite --user alice --nodes edge-*,edge7 --ports 22,443 --expires 2h").await.unwrap();
     assert!(output.contains("on a machine of alice, within 2 h"), "{output}");
-    let rule = "[server.clients]\n  rules = [{ users = [\"alice\"], nodes = [\"edge-*\", \"edge7\"], ports = [22, 443] }]\n";
-    assert!(output.contains(rule) && output.contains("without a restart"), "{output}");
+    assert!(output.contains(" edge-* edge7 ") && output.contains("tunnel grants revoke "), "{output}");
     let command = output.lines().find(|line| line.contains("echo ")).unwrap();
     let (code, join) = command.trim().strip_prefix("echo ").unwrap().split_once(" | ").unwrap();
     assert!(join.starts_with("tunnel join --user ") && join.ends_with(" --invitation -"), "{join}");
     let output = run("invite --user alice").await.unwrap();
-    assert!(output.contains("nodes = [\"NODE\"], ports = [22] }"), "an example permits nothing: {output}");
+    assert!(output.contains("The invitation grants nothing"), "{output}");
+    assert_eq!(run("grants").await.unwrap().lines().count(), 2, "the first one gave a grant");
     join_as_user(&place, server.server.bound.grpc, code, "laptop").await.unwrap();
 
     let output = run("invitations list").await.unwrap();

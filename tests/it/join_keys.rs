@@ -281,7 +281,7 @@ async fn a_key_is_made_listed_and_revoked_by_one_command_each() {
     for (line, expected) in [
         ("invite --nodes shop-1 --uses 2", "--nodes: expected one pattern with '*'"),
         ("invite --nodes a-*,b-* --uses 2", "--nodes: expected one pattern with '*'"),
-        ("invite --nodes shop-*", "--nodes: set --uses for a join key, or --user for a rule"),
+        ("invite --nodes shop-*", "--nodes: set --uses for a join key, or --user for a grant"),
         ("invite --node shop-1 --expires 8d", "--expires: at most 7d, unless it is for a join key"),
     ] {
         let refused = run(line).await.unwrap_err();

@@ -20,7 +20,9 @@ use crate::support::live::{self, reloaded};
 use crate::support::programs::{TOKEN, TestDir, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::sessions::assert_session_echo;
-use crate::support::users::{USER_TOKEN, attempt, hello, link, reset, scripted, server, tables, token};
+use crate::support::users::{
+    USER_TOKEN, attempt, granted, hello, link, reset, scripted, server, tables, token,
+};
 use crate::support::{assert_eventually, pause_time, targets, wait_until};
 use crate::words::LogLines;
 
@@ -130,6 +132,53 @@ async fn an_admin_makes_no_admin() {
     json(send(&alice, "POST /invitations", &self::subject("bob")).await);
     let known = server.server.enrolment.get().unwrap().known();
     assert!(known.proves_device(&"bob/laptop".parse().unwrap(), &SecretHash::of(USER_TOKEN)));
+}
+
+#[tokio::test]
+async fn an_admin_grants_only_what_a_file_gives_her_and_her_grants_end_with_that() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let with = |admins: &str| place.cloud(&tables(&place, &format!("admins = [{admins}]")));
+    let (server, config) = live::server(&place, &with("\"alice\""));
+    server.server.enrolment.get().unwrap().refresh().await.unwrap();
+    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
+    let at_server = [server.server.bound.grpc];
+    let alice = link(&place, "alice/laptop", &at_server).await;
+    let bob = link(&place, "bob/laptop", &at_server).await;
+    let grant = |user: &str, node: &str, more: &str| {
+        format!(r#"{{"user":"{user}","nodes":["{node}"],"with_join_keys":false{more}}}"#)
+    };
+    // What a grant gives her is not hers to give.
+    let own = r#"{"id":"own","user":"alice","nodes":["other1"],"with_join_keys":false,"until":99999999999,"by":"uid=0"}"#;
+    let shared = server.server.enrolment.get().unwrap();
+    shared.grant(&serde_json::from_str(own).unwrap()).await.unwrap();
+    let mut hers = granted(&alice, &target.replace("node1", "other1")).await;
+    assert_session_echo(&mut hers, "by the operator").await;
+    for (body, part) in [
+        (grant("bob", "*", ""), "what its rules give you"),
+        (grant("bob", "other1", ""), "what its rules give you"),
+        (grant("bob", "node1", ",\"seconds\":43201"), "to 43200 s"),
+        (grant("bob", "node1", ",\"ports\":[]"), "it matches nothing"),
+        (grant("alice", "node1", ""), "is in admins"),
+    ] {
+        let (status, why) = send(&alice, "POST /grants", &body).await;
+        assert!([400, 403].contains(&status) && why.contains(part), "{body}: {why}");
+        assert_eq!(send(&bob, "POST /grants", &body).await.0, 403);
+    }
+    let given = json(send(&alice, "POST /grants", &grant("bob", "node1", "")).await);
+    let mut session = granted(&bob, &target).await;
+    assert_session_echo(&mut session, "by alice").await;
+    assert_eq!(nodes(send(&bob, "GET /nodes", "").await), ["node1"]);
+    let reach = &json(send(&bob, "GET /whoami", "").await)["reach"];
+    assert!(reach[0]["nodes"] == json!(["node1"]) && reach[0]["until"] == given["until"], "{reach}");
+    let listed = json(send(&alice, "GET /grants", "").await);
+    assert_eq!(listed.as_array().unwrap().iter().filter(|one| one["by"] == "alice/laptop").count(), 1);
+    std::fs::write(&config, with("")).unwrap();
+    let why = reloaded(reset(&mut session)).await;
+    assert!(
+        why.starts_with(&format!("grant {} no longer covers this", given["id"].as_str().unwrap())),
+        "{why}"
+    );
 }
 
 #[tokio::test]

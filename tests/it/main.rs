@@ -25,6 +25,7 @@ mod egress;
 mod enrol;
 mod finding;
 mod generated;
+mod grants;
 mod heads;
 mod herd;
 mod hostile;

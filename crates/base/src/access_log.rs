@@ -30,6 +30,8 @@ pub struct AccessLogEntry {
     pub user: Option<String>,
     /// The user's device, at the end of her link.
     pub device: Option<DeviceName>,
+    /// ID of the grant that has allowed the session; `None` if a rule has.
+    pub grant: Option<String>,
     /// Bytes from the client to the target.
     pub up: u64,
     /// Bytes from the target to the client.
@@ -55,6 +57,7 @@ impl AccessLogEntry {
             client,
             user: None,
             device: None,
+            grant: None,
             up: 0,
             down: 0,
             resumed: 0,
@@ -101,6 +104,7 @@ impl AccessLogEntry {
             client = self.client,
             user = self.user,
             device = self.device.as_ref().map(tracing::field::display),
+            grant = self.grant,
             bytes_to_target = self.up,
             bytes_to_client = self.down,
             duration_seconds = seconds,

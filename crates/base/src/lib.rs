@@ -14,3 +14,4 @@ pub mod refusal_log;
 pub mod serde_forms;
 mod serde_text;
 pub mod silence;
+pub mod unix_time;

@@ -6,6 +6,7 @@
 //!
 //! A text that cannot be parsed, or that can never match, is an error: a typo must neither grant nor block access.
 
+pub mod grants;
 pub mod hosts_lines;
 pub mod off_limits;
 pub mod ports;
@@ -140,9 +141,22 @@ impl Rules {
         self.0.is_empty() || self.0.iter().any(|rule| rule.applies(user, from, node))
     }
 
+    /// Returns true if a user may reach this port, or with `None` all ports, of every node that matches. With an address
+    /// only from there, otherwise from some address.
+    fn cover(&self, user: &str, from: Option<IpAddr>, nodes: &NodeGlob, port: Option<ConfigPort<1>>) -> bool {
+        // One pattern covers another if it matches its text, in which only '*' can stand for '*'.
+        let covers = |glob: &NodeGlob| matches(glob.0.as_bytes(), nodes.0.as_bytes());
+        self.0.is_empty()
+            || self.0.iter().any(|rule| {
+                rule.is_for(Some(user), from)
+                    && rule.nodes.as_ref().is_none_or(|globs| globs.iter().any(covers))
+                    && rule.ports.as_ref().is_none_or(|all| port.is_some_and(|port| all.contains(&port)))
+            })
+    }
+
     /// Returns the rules that let such a client reach something.
     pub fn of(&self, user: &str, from: IpAddr) -> impl Iterator<Item = &Rule> {
-        self.0.iter().filter(move |rule| rule.is_for(Some(user), from))
+        self.0.iter().filter(move |rule| rule.is_for(Some(user), Some(from)))
     }
 
     /// Returns true if a rule names users.
@@ -169,15 +183,16 @@ impl Rule {
             && self.ports.as_ref().is_none_or(|ports| ports.contains(&ConfigPort(port)))
     }
 
-    /// Returns true if the rule is about such a client.
-    fn is_for(&self, user: Option<&str>, from: IpAddr) -> bool {
+    /// Returns true if the rule is about such a client; without an address, if it is from some address.
+    fn is_for(&self, user: Option<&str>, from: Option<IpAddr>) -> bool {
         let named = |users: &Vec<String>| user.is_some_and(|user| users.iter().any(|u| u == user));
-        self.users.as_ref().is_none_or(named) && self.from.as_ref().is_none_or(|nets| nets.contains(from))
+        let contains = |nets: &Networks| from.is_none_or(|from| nets.contains(from));
+        self.users.as_ref().is_none_or(named) && self.from.as_ref().is_none_or(contains)
     }
 
     /// Returns true if all parts but the ports match.
     fn applies(&self, user: Option<&str>, from: IpAddr, node: &NodeName) -> bool {
-        self.is_for(user, from)
+        self.is_for(user, Some(from))
             && self.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
     }
 }

@@ -6,7 +6,7 @@ pub mod last_known;
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use http::Request;
@@ -28,6 +28,7 @@ use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods, KnownNodes};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::policy::tokens::{PodProof, TokenError};
+use tunnel_base::unix_time::now;
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_proto::printable::printable;
 
@@ -390,11 +391,6 @@ fn find<'a>(pods: &'a KnownEdgePods, bound: &BoundPod) -> Option<&'a EdgePod> {
 
 fn unchecked(cause: &ClusterError) -> TokenError {
     TokenError::PodTokenUnchecked(cause.to_string())
-}
-
-/// Returns the seconds since 1970.
-fn now() -> u64 {
-    UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }
 
 /// Time for which an answer is kept, at most until the token ends. A pod that is deleted is found by the watch.

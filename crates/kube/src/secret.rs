@@ -57,33 +57,34 @@ impl SecretEntry {
     ///
     /// # Errors
     ///
-    /// Like [`Self::read`]; after an error the text may or may not be written. Fails if the text is longer than
-    /// Kubernetes allows.
+    /// Like [`Self::read`]; after an error the text may or may not be written. Fails if all texts of the
+    /// Secret together are longer than Kubernetes allows.
     pub async fn write(&mut self, before: &str, text: Vec<u8>) -> Result<bool, String> {
-        if text.len() > MAX_BYTES {
-            return Err(format!(
-                "{} bytes exceed the limit of {MAX_BYTES} for a Secret; use etcd, or revoke nodes that no longer exist",
-                text.len()
-            ));
-        }
         let written = self.try_write(before, text).await;
-        self.checked(written)
+        self.checked(written)?
     }
 
-    async fn try_write(&mut self, before: &str, text: Vec<u8>) -> Result<bool, ClusterError> {
+    /// Writes the text. The inner error is that it is too long.
+    async fn try_write(&mut self, before: &str, text: Vec<u8>) -> Result<Result<bool, String>, ClusterError> {
         // Data of other programs in the Secret must stay unchanged.
         let found = self.found().await?;
         if version(found.as_ref()) != before {
-            return Ok(false);
+            return Ok(Ok(false));
         }
         let there = found.is_some();
         let mut object = found.unwrap_or_default();
         object.metadata.name = Some(self.name.clone());
-        object.data.get_or_insert_default().insert(self.key.to_owned(), ByteString(text));
+        let data = object.data.get_or_insert_default();
+        data.insert(self.key.to_owned(), ByteString(text));
+        let bytes: usize = data.values().map(|text| text.0.len()).sum();
+        if bytes > MAX_BYTES {
+            return Ok(Err(format!(
+                "{bytes} bytes exceed the limit of {MAX_BYTES} for a Secret; use etcd, or revoke nodes that no longer exist"
+            )));
+        }
         let api = self.connected().await?;
-        timeout(REQUEST_TIMEOUT, write(&api, &self.name, &object, there))
-            .await
-            .unwrap_or(Err(ClusterError::Silent))
+        let written = timeout(REQUEST_TIMEOUT, write(&api, &self.name, &object, there)).await;
+        written.unwrap_or(Err(ClusterError::Silent)).map(Ok)
     }
 
     async fn found(&mut self) -> Result<Option<Secret>, ClusterError> {

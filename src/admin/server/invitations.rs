@@ -142,12 +142,12 @@ async fn parse_request<'a>(
     Ok((enrolment, subject, wish))
 }
 
-fn no_invitations() -> Response<Full<Bytes>> {
+pub(super) fn no_invitations() -> Response<Full<Bytes>> {
     let why =
         "this server takes no invitations; set store in [server.invitations] of the config of each server\n";
     plain_text(StatusCode::NOT_FOUND, why)
 }
 
-fn enrolment_error(why: &str) -> Response<Full<Bytes>> {
+pub(super) fn enrolment_error(why: &str) -> Response<Full<Bytes>> {
     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }

@@ -2,7 +2,7 @@
 //! bounds.
 //!
 //! The API is that of the admin socket. Users named in `admins` of `[server.clients]` may send the requests below. Each
-//! user may list the nodes that the rules permit her, ask who she is, and remove her device.
+//! user may list the nodes that she may reach, ask who she is, and remove her device.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -111,7 +111,7 @@ fn refusal_text(answer: &Response<Bytes>) -> Option<String> {
 }
 
 /// The requests of admins.
-const OFFERED: [(&Method, &str); 8] = [
+const OFFERED: [(&Method, &str); 11] = [
     (&Method::GET, "/whoami"),
     (&Method::POST, "/leave"),
     (&Method::GET, "/nodes"),
@@ -119,6 +119,9 @@ const OFFERED: [(&Method, &str); 8] = [
     (&Method::GET, "/invitations"),
     (&Method::POST, "/invitations"),
     (&Method::POST, "/revocations"),
+    (&Method::GET, "/grants"),
+    (&Method::POST, "/grants"),
+    (&Method::POST, "/grants/revoke"),
     (&Method::POST, "/sessions/end"),
 ];
 /// The paths of other users.

@@ -207,7 +207,7 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
     let (status, name, next) = refused(refusal);
     let next = match refusal.code {
         ErrorCode::NotAllowed => {
-            "ask an operator of the servers: a rule of [server.clients] must name you, the node and the port, and [edge.allow] \
+            "ask an operator of the servers: a grant or a rule must let you reach the node and the port, and [edge.allow] \
              of the node its target; `tunnel nodes` lists the names of your nodes; a revoked device needs a new invitation"
         }
         ErrorCode::TargetUnreachable => {

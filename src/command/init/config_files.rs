@@ -31,6 +31,10 @@ listen = "127.0.0.1:2222"
 [server.invitations]
 store = "file"
 file = "{enrolled}/enrolled"
+
+# Users join with `tunnel invite --user`, and reach what `tunnel grant` lets them. Admins may do both over their links.
+[server.clients]
+admins = []
 "#
     );
     if !clients.is_empty() {

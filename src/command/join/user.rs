@@ -45,7 +45,7 @@ pub(super) async fn join(
         .await?;
     Ok(format!(
         "this machine has joined as {user}'s device {device}; in {}, for this user only: {CLIENT_FILE}, {CA_FILE}\n\
-         next, once a rule of [server.clients] in the servers' config names {user}:\n  \
+         next, for the nodes that {user} may reach:\n  \
          tunnel nodes\n  tunnel ssh USER@NODE\n\
          or, to let systemd keep a proxy for your programs now and after each login:\n  \
          systemctl --user enable --now tunnel-proxy    {UNIT_SOURCE}\n",

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use syn::{Attribute, Expr, ExprLit, Item, Lit, Meta};
 
-/// Returns the items of all source files of the program, in the order of the files' names.
+/// Returns the items of all source files of the crate base and of the program, in the order of the files' names.
 pub(crate) fn items() -> Vec<Item> {
-    let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let all = ["crates/base/src", "src"].map(|part| sources(&root.join(part))).concat();
     all.iter().flat_map(|source| syn::parse_file(source).unwrap().items).collect()
 }
 

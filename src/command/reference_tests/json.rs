@@ -9,13 +9,14 @@ use crate::command::reference_tests::doc_comments::{doc_comment, items, words_of
 use super::*;
 
 /// The commands with `-o json`, and what each prints: a struct, a list of structs in brackets, or a text.
-const OUTPUTS: [(&str, &str); 10] = [
+const OUTPUTS: [(&str, &str); 11] = [
     (
         "config check",
         "one [line of the log](docs/reference/log-fields.md#json) for each error and warning, on stderr; the last one has `errors`, their number",
     ),
     ("config show", "the [tables and keys](docs/reference/config.md) of the file with the values in effect"),
     ("doctor", "[Finding]"),
+    ("grants", "[Grant]"),
     ("invitations list", "[ListedEnrolment]"),
     ("invite", "InvitationResponse"),
     ("nodes", "NodesResponse"),
@@ -65,9 +66,9 @@ impl Printed {
             _ => panic!("{} has no type", path.ident),
         };
         match path.ident.to_string().as_str() {
-            "String" | "str" => "text".to_owned(),
+            "String" | "str" | "UserName" | "NodeGlob" => "text".to_owned(),
             "bool" => "`true` or `false`".to_owned(),
-            "usize" | "u16" | "u32" | "u64" | "i64" | "f64" => "number".to_owned(),
+            "usize" | "u16" | "u32" | "u64" | "i64" | "f64" | "ConfigPort" => "number".to_owned(),
             "Option" => part(found),
             "Vec" | "BTreeSet" => format!("list of {}", part(found)),
             "BTreeMap" => format!("object: a {} for each key", part(found)),

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tracing::info_span;
 
 use crate::admin::requester::LinkedUser;
+use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, ListenerContext, OpenRequest};
 use crate::server::ServerContext;
@@ -42,7 +43,10 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
 async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<ServerContext>) {
     // Checked again, because the config may have changed.
     let until = match user.judge(&RightsChange::default()) {
-        Ok(until) => Some(until).filter(|until| *until != UNTIL_CHANGED),
+        Ok(until) => {
+            let has_certificate = matches!(user.identity, ClientIdentity::Certificate(_));
+            has_certificate.then_some(until).filter(|until| *until != UNTIL_CHANGED)
+        }
         Err(denial) => return request.refuse(refusal(&denial, &user.context, false)),
     };
     let AuthenticatedUser { device, from, context, .. } = user;
@@ -52,11 +56,10 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
         return request.refuse(SessionError::new(ErrorCode::Overloaded, why));
     };
     let is_over_rate = !shared.user_links.request_rates.allows(&device.user);
-    let rules = context.policy.load().rules.clone();
-    let admins = shared.policies.admins.load().to_vec();
+    let rights = context.policy.load().rights.clone();
     // A session that should be resumed gets no offer.
     if let (Some(offer), Some(admin)) = (request.offer(), shared.admin.get()) {
-        let user = LinkedUser { device, from, rules, admins, is_over_rate, until };
+        let user = LinkedUser { device, from, rights, is_over_rate, until };
         admin.serve_linked(offer.accept(), user).await;
     }
 }

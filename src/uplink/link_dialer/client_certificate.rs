@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::debug;
 
 use tunnel_base::files;
+use tunnel_base::unix_time::now;
 use tunnel_net::reload::fingerprint;
 use tunnel_net::tls::certificate::NotAfter;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, link_alpn};
@@ -47,8 +47,7 @@ impl EdgeCertificate {
         match tokio::task::spawn_blocking(move || {
             let texts = [&file, &ca].map(|path| files::read(path).unwrap_or_default());
             let ends = NotAfter::of(&texts[0]);
-            let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
-            if ends.is_some_and(|ends| ends.first < now) {
+            if ends.is_some_and(|ends| ends.first < now()) {
                 return Err("expired".to_owned());
             }
             let text = fingerprint(&texts);

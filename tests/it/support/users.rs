@@ -15,7 +15,7 @@ use tunnel_proto::names::{Instance, UserDevice};
 
 use super::call::Call;
 use super::programs::{TestDir, TestServer};
-use super::{remote, wait_until};
+use super::{assert_eventually, remote, wait_until};
 
 /// The token of each of the test's devices.
 pub(crate) const USER_TOKEN: &str = "a token of 32 letters and digits";
@@ -62,6 +62,18 @@ pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) 
 /// Opens a session. Returns the error text if it is refused.
 pub(crate) async fn open(links: &UserUplinks, target: &str) -> Result<Session, String> {
     links.open(&target.parse().unwrap()).await.map_err(|error| error.to_string())
+}
+
+/// Opens a session once the server has read the grant for it.
+pub(crate) async fn granted(links: &UserUplinks, target: &str) -> Session {
+    let opened = async {
+        loop {
+            if let Ok(session) = open(links, target).await {
+                return session;
+            }
+        }
+    };
+    assert_eventually("a session", opened).await
 }
 
 /// Polls until the session is reset, and returns the reason.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -20,6 +20,7 @@ use crate::csr::server_name_sources::{ResolvedCertificateNames, ServerNameSource
 use crate::csr::stored_certificate::StoredCertificate;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
+use tunnel_base::unix_time::now;
 use tunnel_net::pki::CertificateRequest;
 use tunnel_net::reload::reload_now;
 use tunnel_net::tls::certificate::{NotAfter, date};
@@ -154,7 +155,7 @@ impl CertificateRenewer {
     ) -> Result<(), CsrError> {
         let issued = request.signed(signed)?;
         let file = self.file.clone();
-        let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
+        let now = now();
         if let Some(NotAfter { first, .. }) = NotAfter::of(signed.as_bytes()).filter(|ends| ends.first <= now)
         {
             return Err(CsrError::Expired { until: date(first), now: date(now) });

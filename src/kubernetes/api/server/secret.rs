@@ -1,4 +1,4 @@
-//! Invitations in a Secret.
+//! Invitations and grants in a Secret.
 
 use futures_util::future::BoxFuture;
 
@@ -7,9 +7,9 @@ use crate::enrolment::shared_text::{SharedStateError, TextStore, VersionedText};
 use crate::kubernetes::api::server::access;
 use tunnel_kube::secret::SecretEntry;
 
-/// Returns the Secret of a name as the store of invitations.
-pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn TextStore> {
-    Box::new(SecretEntry::new(access(cluster), name, SECRET_KEY))
+/// Returns the key of a Secret as a store.
+pub(crate) fn shared(cluster: &ClusterSettings, name: String, key: &'static str) -> Box<dyn TextStore> {
+    Box::new(SecretEntry::new(access(cluster), name, key))
 }
 
 impl TextStore for SecretEntry {
@@ -41,6 +41,3 @@ impl TextStore for SecretEntry {
         Box::pin(async { Ok(Self::write(self, &seen.version, text).await?) })
     }
 }
-
-/// Key in the Secret's data.
-const SECRET_KEY: &str = "enrolled";

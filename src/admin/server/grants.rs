@@ -1,0 +1,71 @@
+//! Grants, given and revoked through the admin socket of a server, or over the link of an admin.
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+
+use crate::admin::grants::GrantRequest;
+use crate::admin::requester::AdminRequester;
+use crate::admin::responses::{AdminAnswer, json, plain_text, read_json};
+use crate::admin::server::ServerAdmin;
+use crate::admin::server::invitations::{enrolment_error, no_invitations};
+use crate::invitations::GrantSelection;
+use tunnel_base::policy::grants::{FOR_EVER, Grant};
+use tunnel_base::unix_time::now;
+
+/// Returns the response to `GET /grants`: those that have not ended, also those of newer servers.
+pub(crate) fn list(server: &ServerAdmin) -> Response<Full<Bytes>> {
+    server.enrolment.get().map_or_else(no_invitations, |enrolment| json(&enrolment.live_grants()))
+}
+
+/// Returns the response to `POST /grants`.
+pub(crate) async fn give(
+    server: &ServerAdmin,
+    request: Request<Incoming>,
+    requester: &AdminRequester,
+) -> AdminAnswer {
+    let enrolment = server.enrolment.get().ok_or_else(no_invitations)?;
+    let GrantRequest { user, nodes, ports, seconds, with_join_keys } = read_json(request).await?;
+    let refused = |why: String| plain_text(StatusCode::FORBIDDEN, why);
+    requester.check_user(Some(&user)).map_err(refused)?;
+    let (rights, from) = match requester {
+        AdminRequester::Linked(linked) => (linked.rights.clone(), Some(linked.from.ip())),
+        _ => ((server.rights)(), None),
+    };
+    let most = if from.is_some() { rights.bounds.max_admin_grant.as_secs() } else { FOR_EVER };
+    let seconds = seconds.unwrap_or(most.min(DEFAULT_SECONDS));
+    if nodes.is_empty() || !(MIN_SECONDS..=most).contains(&seconds) {
+        return Err(refused(format!(
+            "expected a node, and {MIN_SECONDS} to {most} s; over a link max_admin_grant of [server.clients] is the most\n"
+        )));
+    }
+    let id = format!("{:010x}", rand::random::<u64>() >> 24);
+    let until = now().saturating_add(seconds).min(FOR_EVER);
+    let grant = Grant { id, user, nodes, ports, with_join_keys, until, by: requester.to_string() };
+    if !rights.permit(&grant, from) {
+        let rules = if from.is_some() { ", or what its rules give you" } else { "" };
+        return Err(refused(format!("it exceeds ceiling of [server.clients] of this server{rules}\n")));
+    }
+    enrolment.grant(&grant).await.map_err(|why| enrolment_error(&why))?;
+    Ok(json(&grant))
+}
+
+/// Returns the response to `POST /grants/revoke`: how many there were. It only takes rights away, so each admin may.
+pub(crate) async fn revoke(
+    server: &ServerAdmin,
+    request: Request<Incoming>,
+    requester: &AdminRequester,
+) -> AdminAnswer {
+    let enrolment = server.enrolment.get().ok_or_else(no_invitations)?;
+    let selection: GrantSelection = read_json(request).await?;
+    let revoked = enrolment.revoke_grants(&selection, &requester.to_string()).await;
+    match revoked.map_err(|why| enrolment_error(&why))? {
+        0 => Err(plain_text(StatusCode::NOT_FOUND, "there is no such grant; tunnel grants lists them\n")),
+        revoked => Ok(json(&revoked)),
+    }
+}
+
+/// How long a grant lasts in seconds, by default and at least.
+const DEFAULT_SECONDS: u64 = 90 * 24 * 3600;
+const MIN_SECONDS: u64 = 60;
