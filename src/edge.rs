@@ -55,7 +55,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::process::memory;
 use tunnel_link::grpc::LinkContext;
-use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_link::table::{SESSION_MEMORY, SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpListenSocket;
@@ -239,8 +239,8 @@ impl Edge {
         let memory = memory(session.memory_limit);
         let limits = SessionLimits {
             windows: WINDOWS,
-            memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 3)),
-            sessions: MAX_SESSIONS,
+            memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 5)),
+            sessions: MAX_SESSIONS.min(memory / 5 / SESSION_MEMORY),
             resume_timeout: session.resume_timeout,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());

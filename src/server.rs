@@ -74,7 +74,7 @@ use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::process::memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link_reader::LinkReader;
-use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_link::table::{SESSION_MEMORY, SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpListenSocket;
@@ -598,10 +598,11 @@ fn dialer(
 fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
     let session = &settings.session;
+    let memory = memory(session.memory_limit);
     let limits = SessionLimits {
         windows: WINDOWS,
-        memory: session.buffer_memory.unwrap_or_else(|| MEMORY.min(memory(session.memory_limit) / 3)),
-        sessions: session.max_sessions,
+        memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 5)),
+        sessions: session.max_sessions.min(memory / 5 / SESSION_MEMORY),
         resume_timeout: session.resume_timeout,
     };
     LinkContext {

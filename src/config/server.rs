@@ -122,7 +122,7 @@ pub struct SessionConfig {
     #[serde(with = "Millis::<60_000, DAY>")]
     #[educe(Default = PLAIN_IDLE_TIMEOUT)]
     pub superedge_idle_timeout: Duration,
-    /// Maximum number of bytes that sessions may reserve for incoming data. Default: a third of the memory limit, at
+    /// Maximum number of bytes that sessions may reserve for incoming data. Default: a fifth of the memory limit, at
     /// most 256MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
     /// programs of SuperEdge. The metrics tunnel_buffer_bytes and tunnel_buffer_limit_bytes
     /// report each.

@@ -121,7 +121,7 @@ impl UserUplinks {
         let links = Drain::new();
         let limits = SessionLimits {
             windows: WINDOWS,
-            memory: MEMORY.min(memory(None) / 3),
+            memory: MEMORY.min(memory(None) / 5),
             sessions: MAX_SESSIONS,
             resume_timeout: RESUME_TIMEOUT,
         };

@@ -41,14 +41,18 @@ use tunnel_proto::halves::send::SendHalf;
 use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::state::SessionState;
 
+/// Upper bound in bytes for the memory of an idle session, with its client's connection.
+pub const SESSION_MEMORY: usize = 12 * 1024;
+
 /// Limits for all sessions of one process.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     /// Receive windows of each session.
     pub windows: WindowLimits,
-    /// Bytes reserved for what remotes may send, and the same again for unacknowledged bytes.
+    /// Bytes reserved for what remotes may send, and the same again for unacknowledged bytes, and for relayed ones. Each
+    /// should be at most a fifth of the process's memory.
     pub memory: usize,
-    /// Maximum number of concurrent sessions.
+    /// Maximum number of concurrent sessions. With [`SESSION_MEMORY`] each they should also have at most a fifth.
     pub sessions: usize,
     /// How long a session without a path, and the id of an ended session, are kept.
     pub resume_timeout: Duration,

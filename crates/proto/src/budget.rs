@@ -48,6 +48,11 @@ impl Budget {
         self.used() >= self.limit
     }
 
+    /// Returns true if reservations have pushed it over the limit by more than a quarter.
+    pub fn is_overdrawn(&self) -> bool {
+        self.used() > self.limit.saturating_add(self.limit / 4)
+    }
+
     /// Returns the number of powers of two by which a new reservation should be smaller than usual.
     ///
     /// 0 while half of the budget is left, 2 while a quarter is left, then 4: many small sessions fit before one has to
@@ -158,6 +163,11 @@ impl Reservation {
     /// Returns the bytes held.
     pub fn size(&self) -> usize {
         self.held
+    }
+
+    /// Like [`Budget::is_overdrawn`].
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        self.budget.is_overdrawn()
     }
 
     /// Like [`Budget::pressure`].

@@ -1,5 +1,6 @@
 //! Eviction: which sessions end when sessions or memory run out.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -45,6 +46,30 @@ impl SessionTable {
             "evicted in favour of another client: its own client has most sessions, and it was idle for longest",
         ));
         true
+    }
+
+    /// Resets sessions of the client that keeps most unacknowledged bytes, the largest first, until the budget for them
+    /// has room again.
+    ///
+    /// It looks at all sessions. That is rare: the budget then has a quarter before it is overdrawn again.
+    pub(super) fn evict_largest(&self) {
+        let mut by_client: HashMap<Arc<str>, Vec<(usize, Arc<SharedSession>)>> = HashMap::new();
+        for session in self.all() {
+            let kept = session.read(|state| state.send.memory());
+            by_client.entry(session.client.clone()).or_default().push((kept, session));
+        }
+        let sum = |sessions: &Vec<(usize, _)>| sessions.iter().map(|(kept, _)| kept).sum::<usize>();
+        let Some(mut sessions) = by_client.into_values().max_by_key(sum) else { return };
+        sessions.sort_by_key(|(kept, _)| *kept);
+        while self.unacked.is_exhausted()
+            && let Some((_, session)) = sessions.pop()
+        {
+            session.reset_unread(SessionError::new(
+                ErrorCode::Overloaded,
+                "no memory left here: its client has most bytes that the other end has not confirmed",
+            ));
+            self.metrics.truncated.count("memory");
+        }
     }
 
     /// Adds a session whose owner has left before its end. It may be evicted at once.
@@ -116,6 +141,7 @@ mod tests {
 
     use crate::link::Link;
     use crate::table::SessionLimits;
+    use crate::table::handles::Session;
     use tunnel_base::metrics::Metrics;
     use tunnel_net::ChunkStream as _;
     use tunnel_proto::frame::{Remote, SessionCategory, SessionFrame, SessionKey};
@@ -137,9 +163,18 @@ mod tests {
 
     /// Returns a session that was aborted with undelivered bytes which the remote has no room for.
     async fn broken(table: &Arc<SessionTable>, link: &Arc<Link>, bytes: usize) -> SessionId {
+        let session = open(table, link, "c", bytes).await;
+        let id = session.id();
+        session.break_off(SessionError::new(ErrorCode::Cancelled, "broken"));
+        id
+    }
+
+    /// Returns a session whose client has written bytes which the remote has no room for.
+    async fn open(table: &Arc<SessionTable>, link: &Arc<Link>, client: &str, bytes: usize) -> Session {
         let node = "node1".parse().unwrap();
-        let opening =
-            table.open(node, "node1:22".parse().unwrap(), SessionCategory::Ssh, "c".into(), "test").unwrap();
+        let opening = table
+            .open(node, "node1:22".parse().unwrap(), SessionCategory::Ssh, client.into(), "test")
+            .unwrap();
         opening.ask(link, None);
         let (id, opened) =
             (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None });
@@ -148,8 +183,7 @@ mod tests {
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);
         poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
-        session.break_off(SessionError::new(ErrorCode::Cancelled, "broken"));
-        id
+        session
     }
 
     fn knows(table: &SessionTable, id: SessionId) -> bool {
@@ -164,6 +198,21 @@ mod tests {
         let third = broken(&table, &link, 40_000).await;
         assert!(!knows(&table, first) && knows(&table, second) && knows(&table, third));
         assert_eq!(table.metrics.truncated.counted("memory"), 1);
+    }
+
+    #[tokio::test]
+    async fn the_client_with_most_unacknowledged_bytes_loses_its_largest_session_when_memory_runs_out() {
+        let (table, link) = table(100_000);
+        let mut sessions = Vec::new();
+        for (client, bytes) in
+            [("few", 60_000), ("most", 20_000), ("most", 25_000), ("few", 1), ("most", 24_000)]
+        {
+            sessions.push(open(&table, &link, client, bytes).await);
+        }
+        let alive: Vec<bool> = sessions.iter().map(|session| knows(&table, session.id())).collect();
+        assert_eq!(alive, [true, true, false, true, false]);
+        assert!(table.memory().1 < 100_000);
+        assert_eq!(table.metrics.truncated.counted("memory"), 2);
     }
 
     #[tokio::test]

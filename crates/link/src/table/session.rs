@@ -209,6 +209,13 @@ impl SharedSession {
         });
     }
 
+    /// Makes room in the overdrawn budget of its table.
+    pub(super) fn evict_largest(&self) {
+        if let Some(table) = self.table.upgrade() {
+            table.evict_largest();
+        }
+    }
+
     /// Reads the protocol state under the lock.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&SessionState) -> T) -> T {
         read(&self.lock().state)

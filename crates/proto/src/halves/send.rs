@@ -63,6 +63,16 @@ impl SendHalf {
         self.unsent() < most_unsent && kept < most_kept
     }
 
+    /// Returns the bytes of memory that it keeps.
+    pub fn memory(&self) -> usize {
+        self.cost.size()
+    }
+
+    /// Returns true if all sessions together keep far more than their budget.
+    pub fn is_overdrawn(&self) -> bool {
+        self.cost.is_overdrawn()
+    }
+
     /// Appends bytes to send. The caller has checked [`Self::has_room`].
     pub fn write(&mut self, bytes: Bytes) {
         if bytes.is_empty() || self.finished {
@@ -245,7 +255,8 @@ const MAX_UNSENT: u64 = 128 * 1024;
 /// Maximum number of unacknowledged bytes per session, whatever the remote's limit: the largest window. A 16th of it
 /// once half of the budget is used, and then less: sessions of one client whose targets do not read must not take all.
 const MAX_UNACKED: u64 = 4 * 1024 * 1024;
-/// A session that keeps fewer bytes than this may always write, even if others have spent the budget.
+/// A session that keeps fewer bytes than this may always write, even if others have spent the budget. Once it is
+/// overdrawn, sessions of the client that keeps most are reset.
 ///
 /// A remote acknowledges at least every 64 KiB, so a session never waits for an acknowledgement that is not due.
 const FAIR_UNACKED: u64 = 64 * 1024;
