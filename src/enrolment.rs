@@ -194,11 +194,12 @@ impl SharedEnrolments {
     pub async fn revoke(&self, subject: &Invitee, who: &str) -> Result<bool, String> {
         let by = subject.user().map(|_| subject.to_string().trim_end_matches('/').to_owned());
         let user = by.clone().filter(|_| subject.device().is_none());
+        // The tokens first: a grant that a device gives afterwards is taken back, as it is no longer joined.
+        let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         let grants = match &by {
             Some(_) => self.revoke_grants(&GrantSelection { id: None, user, by }, who).await,
             None => Ok(0),
         };
-        let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         if let Some(message) = revocation_message(&revoked, "token and open invitations revoked") {
             let node = subject.node().map(display);
             let user = subject.user().map(display);

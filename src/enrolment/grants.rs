@@ -25,6 +25,11 @@ impl SharedEnrolments {
             // Once, although a write whose response was lost is tried again.
             all.grants.retain(|one| is_live(one) && one["id"] != new["id"]);
             all.grants.push(new.clone());
+            let by_same = all.grants.iter().filter(|one| one["by"] == new["by"]).count();
+            let most_by_same = most.div_ceil(10);
+            if grant.by.contains('/') && by_same > most_by_same {
+                return Err(format!("no room for more than {most_by_same} grants of one admin; revoke some"));
+            }
             if all.grants.len() > most || all.to_text().len() > most.saturating_mul(MEAN_BYTES) {
                 return Err(format!(
                     "no room for more than {most} grants of {MEAN_BYTES} bytes; revoke some"

@@ -293,13 +293,13 @@ impl Enrolments {
         let was_open = key.is_open() && key.until > now;
         key.until = key.until.min(now);
         let members: Vec<_> = key.members().cloned().collect();
-        // While there are members, it shows who came by it.
-        if nodes || members.is_empty() {
+        // While it is known, it tells which nodes came by it, also those that are still linked to another server.
+        if nodes {
+            key.nodes.values_mut().for_each(|is_current| *is_current = false);
+            members.iter().for_each(|node| drop(self.tokens.remove(node)));
+        } else if members.is_empty() {
             let hash = hash.clone();
             self.invitations.remove(&hash);
-        }
-        if nodes {
-            members.iter().for_each(|node| drop(self.tokens.remove(node)));
         }
         was_open || nodes && !members.is_empty()
     }
@@ -324,6 +324,10 @@ impl Enrolments {
         for (hash, invitation) in &self.invitations {
             let StoredInvitation { node, until, uses, .. } = invitation;
             let invited_until = Some(*until).filter(|until| *until > now && invitation.is_open());
+            let all_left = !invitation.nodes.is_empty() && invitation.members().next().is_none();
+            if uses.is_some() && all_left && invited_until.is_none() {
+                continue;
+            }
             if uses.is_some() {
                 let key = hash.id();
                 let pattern = Some(node.clone());
@@ -390,10 +394,17 @@ impl Enrolments {
         self.tokens.keys().filter(|key| !key.contains('/')).cloned().collect()
     }
 
-    /// Returns the nodes whose tokens were made by join keys.
+    /// Returns the nodes that have joined by a key, also those that were revoked since, but not those that have joined
+    /// again otherwise.
     pub fn joined_by_key(&self) -> HashSet<NodeName> {
-        let members = self.invitations.values().flat_map(StoredInvitation::members);
-        members.filter_map(|node| node.parse().ok()).collect()
+        let nodes = self.invitations.values().flat_map(|key| &key.nodes);
+        let by_key = nodes.filter(|(node, is_current)| **is_current || !self.tokens.contains_key(*node));
+        by_key.filter_map(|(node, _)| node.parse().ok()).collect()
+    }
+
+    /// Returns true if the device has joined.
+    pub fn has_device(&self, device: &UserDevice) -> bool {
+        self.tokens.contains_key(&device.to_string())
     }
 
     /// Returns true if the node has joined.
@@ -713,7 +724,16 @@ mod tests {
         assert_eq!(enrolled.join(&of("key"), &second, of("u"), 2), Err(InvitationError::Expired));
         assert_eq!(enrolled.proves(&node("shop-1"), "t"), Some(true));
         assert!(enrolled.end_key(&of("key").id(), true, 3), "its nodes can be revoked later");
-        assert_eq!(enrolled, Enrolments::default());
+        assert!(enrolled.list(3).is_empty() && enrolled.joined().is_empty());
+        assert_eq!(
+            enrolled.joined_by_key(),
+            [node("shop-1")].into(),
+            "it may still be linked to another server"
+        );
+        let own = Invitee::Node(node("shop-1"));
+        enrolled.invite(of("own"), &own, None, 9, 4).unwrap();
+        enrolled.join(&of("own"), &own, of("v"), 4).unwrap();
+        assert!(enrolled.joined_by_key().is_empty(), "it has joined otherwise");
     }
 
     #[test]

@@ -35,9 +35,11 @@ pub(crate) async fn give(
     };
     let most = if from.is_some() { rights.bounds.max_admin_grant.as_secs() } else { FOR_EVER };
     let seconds = seconds.unwrap_or(most.min(DEFAULT_SECONDS));
-    if nodes.is_empty() || !(MIN_SECONDS..=most).contains(&seconds) {
+    let is_long = nodes.len().max(ports.as_ref().map_or(0, Vec::len)) > MAX_PATTERNS;
+    if nodes.is_empty() || is_long || !(MIN_SECONDS..=most).contains(&seconds) {
         return Err(refused(format!(
-            "expected a node, and {MIN_SECONDS} to {most} s; over a link max_admin_grant of [server.clients] is the most\n"
+            "expected 1 to {MAX_PATTERNS} nodes, as many ports, and {MIN_SECONDS} to {most} s; over a link \
+             max_admin_grant of [server.clients] is the most\n"
         )));
     }
     let id = format!("{:010x}", rand::random::<u64>() >> 24);
@@ -48,6 +50,17 @@ pub(crate) async fn give(
         return Err(refused(format!("it exceeds ceiling of [server.clients] of this server{rules}\n")));
     }
     enrolment.grant(&grant).await.map_err(|why| enrolment_error(&why))?;
+    // Another server may have revoked the device meanwhile, and all grants that it had given by then.
+    if let AdminRequester::Linked(linked) = requester
+        && linked.until.is_none()
+        && !(enrolment.refresh().await.is_ok() && enrolment.known().has_device(&linked.device))
+    {
+        let selection = GrantSelection { id: Some(grant.id), user: None, by: None };
+        enrolment.revoke_grants(&selection, &grant.by).await.map_err(|why| enrolment_error(&why))?;
+        return Err(refused(
+            "your device was revoked, or the store of invitations cannot be read\n".to_owned(),
+        ));
+    }
     Ok(json(&grant))
 }
 
@@ -69,3 +82,5 @@ pub(crate) async fn revoke(
 /// How long a grant lasts in seconds, by default and at least.
 const DEFAULT_SECONDS: u64 = 90 * 24 * 3600;
 const MIN_SECONDS: u64 = 60;
+/// Maximum number of patterns of nodes, and of ports, of a grant.
+const MAX_PATTERNS: usize = 64;

@@ -47,7 +47,7 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
             let has_certificate = matches!(user.identity, ClientIdentity::Certificate(_));
             has_certificate.then_some(until).filter(|until| *until != UNTIL_CHANGED)
         }
-        Err(denial) => return request.refuse(refusal(&denial, &user.context, false)),
+        Err(denial) => return request.refuse(refusal(&denial, &user.context, false, false)),
     };
     let AuthenticatedUser { device, from, context, .. } = user;
     let Ok(_permit) = shared.user_links.requests.try_acquire(&device.user) else {
@@ -78,18 +78,20 @@ async fn relay(
         None => (None, request.target().clone()),
     };
     let is_guessed = resumes && node.is_none();
+    let lacks_grants = shared.enrolment.get().is_some_and(|enrolment| !enrolment.grants.was_read());
     let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
     let AuthenticatedUser { device, identity, from, context } = user;
+    let lacks_rights = is_guessed && context.addresses.is_loading() || resumes && lacks_grants;
     let mut admission = Admission::of_link(context.clone(), from, identity, device.device, id);
     let authorized = match admission.authorize(Ok(open_request), String::new()).await {
         Ok(authorized) => authorized,
-        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed)),
+        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed, lacks_rights)),
     };
     let node = authorized.node().clone();
     let target = authorized.target().clone();
     let admitted = match authorized.admit_relay(id, resumes) {
         Ok(admitted) => admitted,
-        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed)),
+        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed, lacks_rights)),
     };
     request.redirect(node.clone(), target);
     let mut end = request.watch_end();
@@ -111,12 +113,13 @@ async fn relay(
 }
 
 /// Returns the error for the opener of a denied request. While the server stops, the opener searches elsewhere. So it
-/// does if this server has `guessed` where an open session is: its lists may not be complete yet.
-fn refusal(denial: &Denial, context: &ListenerContext, guessed: bool) -> SessionError {
+/// does if this server has `guessed` where an open session is, as its lists may not be complete yet, or if it still lacks
+/// what rights depend on.
+fn refusal(denial: &Denial, context: &ListenerContext, guessed: bool, lacks_rights: bool) -> SessionError {
     let code = match denial {
         Denial::Busy(_) if context.drain.is_draining() => ErrorCode::NodeNotConnected,
         Denial::NoNode(_) | Denial::NotLocated(_) if guessed => ErrorCode::NodeNotConnected,
-        Denial::Forbidden(_) if guessed && context.addresses.is_loading() => ErrorCode::NodeNotConnected,
+        Denial::Forbidden(_) if lacks_rights => ErrorCode::NodeNotConnected,
         Denial::Busy(_) => ErrorCode::Overloaded,
         _ => ErrorCode::NotAllowed,
     };
@@ -125,12 +128,9 @@ fn refusal(denial: &Denial, context: &ListenerContext, guessed: bool) -> Session
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use crate::admission::AccessPolicy;
     use crate::admission::tests::context;
     use crate::session_io::tests::linked;
-    use tunnel_base::addresses::AddressBook;
     use tunnel_base::drain::Drain;
 
     use super::*;
@@ -139,19 +139,17 @@ mod tests {
     async fn a_server_that_cannot_locate_an_open_session_yet_does_not_end_it() {
         let drain = Drain::new();
         let (table, _link, _offered) = linked(&drain);
-        let loaded = context(AccessPolicy::default(), drain.clone(), table, None);
-        let loading =
-            ListenerContext { addresses: Arc::new(AddressBook::new(Vec::new(), true)), ..loaded.clone() };
+        let context = context(AccessPolicy::default(), drain.clone(), table, None);
         let (no_node, forbidden) =
             (Denial::NoNode("10.0.0.7:22".parse().unwrap()), Denial::Forbidden(String::new()));
-        for (denial, context, guessed, code) in [
-            (&no_node, &loaded, true, ErrorCode::NodeNotConnected),
-            (&no_node, &loaded, false, ErrorCode::NotAllowed),
-            (&forbidden, &loading, true, ErrorCode::NodeNotConnected),
-            (&forbidden, &loading, false, ErrorCode::NotAllowed),
-            (&forbidden, &loaded, true, ErrorCode::NotAllowed),
+        for (denial, guessed, lacks_rights, code) in [
+            (&no_node, true, false, ErrorCode::NodeNotConnected),
+            (&no_node, false, false, ErrorCode::NotAllowed),
+            (&forbidden, true, true, ErrorCode::NodeNotConnected),
+            (&forbidden, false, true, ErrorCode::NodeNotConnected),
+            (&forbidden, true, false, ErrorCode::NotAllowed),
         ] {
-            assert_eq!(refusal(denial, context, guessed).code, code, "{denial:?}, {guessed}");
+            assert_eq!(refusal(denial, &context, guessed, lacks_rights).code, code, "{denial:?}, {guessed}");
         }
     }
 }
