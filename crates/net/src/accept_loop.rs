@@ -139,8 +139,6 @@ where
         } else {
             acceptor.admit(socket, from);
         }
-        // The tasks of earlier connections run first: those that have lost their permits release their memory there.
-        tokio::task::yield_now().await;
     }
 }
 
