@@ -83,7 +83,7 @@ fn a_server_logs_in_to_etcd_again_and_reports_an_etcd_that_fails() {
     edge.process.terminate();
     edge.process.wait_for_exit(TIMEOUT);
     cloud.wait_until_published(0);
-    cloud.process.wait_for_log("logging in again");
+    cloud.process.wait_for_log("etcd member failed");
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.wait_until_published(1);
     etcd.process.kill();

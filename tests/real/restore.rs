@@ -35,10 +35,11 @@ impl Machine {
         let text = text.replace("/var/lib/tunnel", mounted.join("var/lib/tunnel").to_str().unwrap());
         let peers = peers.map(|port| format!("127.0.0.1:{port}"));
         let more = format!(
-            "\n[server.admin]\nlisten = \"unix:{}\"\n[server.peers]\naddresses = {peers:?}\n[server.clients]\n\
-             rules = [{{ users = [\"alice\"], nodes = [\"node1\"] }}]\n",
+            "\n[server.admin]\nlisten = \"unix:{}\"\n[server.peers]\naddresses = {peers:?}\n",
             sockets.display()
         );
+        let rules = "[server.clients]\nrules = [{ users = [\"alice\"], nodes = [\"node1\"] }]\n";
+        let text = text.replace("[server.clients]\n", rules);
         fs::write(config, text + &more).unwrap();
     }
 
