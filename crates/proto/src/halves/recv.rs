@@ -89,7 +89,7 @@ impl RecvHalf {
         }
     }
 
-    /// Gives the memory behind the limit back if nothing has arrived for [`SILENCE`], because another session needs it.
+    /// Gives the memory behind the limit back if nothing has arrived for a second, because another session needs it.
     pub fn release_silent(&mut self, now: Instant) {
         if self.last_data.is_some_and(|last| now - last >= SILENCE) {
             self.release();
