@@ -12,7 +12,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
@@ -160,17 +160,18 @@ impl ObjectWatcher<'_> {
         };
         let mut version = listed.ok_or_else(|| ClusterError::Failed(NO_VERSION.to_owned()))?;
         handler.on_event(Event::InitDone);
-        // A watch that fails again before its list is complete has not recovered, so its pauses continue to grow.
-        *backoff = Backoff::new();
-        if std::mem::take(has_failed) && CAUSES.clear() {
-            info!(objects = self.what, "watch restored");
-        }
         // The changes since. Each watch ends after a while, and the next one continues where it ended.
         let ListParams { label_selector, field_selector, .. } = page;
         let which =
             WatchParams { label_selector, field_selector, ..WatchParams::default() }.timeout(WATCH_SECONDS);
         loop {
+            let began = Instant::now();
             let mut changes = pin!(api.watch(&which, &version).await?);
+            // Only now: after a watch that fails although objects can be listed, the pauses continue to grow.
+            *backoff = Backoff::new();
+            if std::mem::take(has_failed) && CAUSES.clear() {
+                info!(objects = self.what, "watch restored");
+            }
             while let Ok(Some(change)) = timeout(WATCH_SILENCE, changes.next()).await {
                 let (at, event) = match change? {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => {
@@ -185,6 +186,8 @@ impl ObjectWatcher<'_> {
                     handler.on_event(event);
                 }
             }
+            // A proxy may end each watch at once.
+            sleep_until(began + MIN_WATCH).await;
         }
     }
 }
@@ -230,6 +233,9 @@ const WATCH_SECONDS: u32 = 60;
 /// Silence after which a watch is taken for ended: kube-apiserver did not end it, or its end was lost.
 const WATCH_SILENCE: Duration = Duration::from_secs(65);
 
+/// Shortest time between the starts of two watches.
+const MIN_WATCH: Duration = Duration::from_secs(1);
+
 /// Maximum pause between two attempts: a watch is back soon after kube-apiserver, however long that was away.
 const MAX_PAUSE: Duration = Duration::from_secs(20);
 
@@ -245,7 +251,6 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
     use tokio::sync::mpsc;
-    use tokio::time::Instant;
 
     use super::*;
 
@@ -324,6 +329,43 @@ mod tests {
         let failed = "kube-apiserver: 410 too old";
         let first = ["list", "has a", "has b", "listed", "changed a", "deleted b", failed];
         assert_eq!(seen, [&first[..], &["list", "has a", "listed"]].concat());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_fails_or_ends_at_once_is_not_repeated_in_a_loop() {
+        let denied =
+            r#"{"kind":"Status","status":"Failure","message":"no watch","reason":"Forbidden","code":403}"#;
+        for (status, body) in [("403 Forbidden", denied), ("200 OK", "")] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let server = format!("server: 'http://{}'", listener.local_addr().unwrap());
+            let cluster = Cluster::of_test(&dir, &server);
+            let mut watches = 0;
+            let serve = async {
+                loop {
+                    let (mut socket, _) = listener.accept().await.unwrap();
+                    let mut head = vec![0; 4096];
+                    let read = socket.read(&mut head).await.unwrap();
+                    let is_watch = String::from_utf8_lossy(&head[..read]).contains("watch=true");
+                    watches += u32::from(is_watch);
+                    let list = r#"{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[]}"#;
+                    let (status, body) = if is_watch { (status, body) } else { ("200 OK", list) };
+                    let length = body.len();
+                    let head =
+                        format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+                    socket.write_all((head + body).as_bytes()).await.unwrap();
+                }
+            };
+            let (sender, mut events) = mpsc::channel(1000);
+            let watcher = ObjectWatcher { cluster: &cluster, what: "nodes", which: ListParams::default() };
+            tokio::select! {
+                never = watcher.run(|client, _| Api::all(client), Sent(sender)) => match never {},
+                never = serve => match never {},
+                () = sleep(Duration::from_secs(60)) => {}
+            }
+            events.close();
+            assert!((5..=60).contains(&watches), "{watches} watches in a minute after {status}");
+        }
     }
 
     #[test]
