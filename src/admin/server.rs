@@ -91,6 +91,7 @@ impl AdminProcess for ServerAdmin {
                     NodeLinkRole::Previous => link.state = "previous".into(),
                     NodeLinkRole::Interactive => link.state = "interactive".into(),
                     NodeLinkRole::Retiring => link.state = "retiring".into(),
+                    NodeLinkRole::Opener => link.state = "opener".into(),
                 }
                 link.address = Some(linked.from.to_string());
                 link.error = error.map(|error| admin.error(&error));

@@ -88,6 +88,7 @@ pub struct LinkStatus {
     /// - `previous`: previous link of a process that has a newer one
     /// - `interactive`: link next to a busy one, for interactive sessions
     /// - `retiring`: the node is found elsewhere
+    /// - `opener`: the node is found elsewhere, and its edge opens sessions here
     /// - `draining`: the server stops, and the edge links elsewhere
     /// - `not_linked`: a peer without a link
     pub state: String,

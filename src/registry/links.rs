@@ -21,8 +21,10 @@ pub enum NodeLinkRole {
     Previous,
     /// Carries interactive sessions, in addition to the primary link.
     Interactive,
-    /// Is only there for its sessions: its edge has announced another link, or is linked to another server.
+    /// Is only there for its sessions: its edge has announced another link.
     Retiring,
+    /// Is only there for sessions that its edge opens; the node is found at another server.
+    Opener,
 }
 
 /// Why the links of a node change.
@@ -198,8 +200,8 @@ impl LinksByNode {
                 }
             }
             LinkChange::Opener(linked) => {
-                closed.extend(links.take(NodeLinkRole::Retiring));
-                links.links.push((NodeLinkRole::Retiring, linked));
+                closed.extend(links.take(NodeLinkRole::Opener));
+                links.links.push((NodeLinkRole::Opener, linked));
             }
             LinkChange::Retired(link) => {
                 let retired = links.links.iter().position(|(role, linked)| {

@@ -343,15 +343,17 @@ impl Reconnector {
             if self.uplinks.all().iter().any(is_other) {
                 continue;
             }
+            let mut is_linked = false;
             for server in (0..servers).filter(|server| *server != current.place.server) {
                 let made = self.dialer.connect_to(server, DialPreference::default(), purpose);
                 let Ok(Ok(NewLink { reader, .. })) = timeout(OTHER_SERVER_TIMEOUT, made).await else {
                     continue;
                 };
-                // A balancer may lead back to the current one.
-                if reader.link.instance == current.link.instance {
+                // A balancer may lead back to the current one, and a server of SuperEdge would announce this node.
+                if reader.link.instance == current.link.instance || !reader.link.abilities.resumes {
                     continue;
                 }
+                is_linked = true;
                 info!(link = %reader.link.id, server = self.dialer.display_name(server), "linked to another server, which may find a node");
                 self.uplinks.add_other_server(reader.link.clone());
                 reader.begin();
@@ -362,6 +364,10 @@ impl Reconnector {
                     reconnector.hand_over(reader, wait_unused(&link)).await;
                 });
                 break;
+            }
+            // Clients that ask again and again must not dial each time.
+            if !is_linked {
+                sleep(OTHER_SERVER_IDLE).await;
             }
         }
     }

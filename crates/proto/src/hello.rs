@@ -214,11 +214,9 @@ impl EdgeHello {
         let instance = remote_instance(headers)?;
         let purpose = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
             None | Some(EDGE) if instance.is_some() && is_backup(headers) => LinkPurpose::Backup,
-            None | Some(EDGE) if instance.is_some() && headers.get(&LINK) == Some(&OPENER) => {
-                LinkPurpose::Opener
-            }
             None | Some(EDGE) => LinkPurpose::Primary,
             Some(INTERACTIVE) if instance.is_some() => LinkPurpose::Interactive,
+            Some(OPENER) if instance.is_some() => LinkPurpose::Opener,
             Some(role) => {
                 return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
             }
@@ -241,7 +239,7 @@ impl EdgeHello {
             LinkPurpose::Primary => None,
             LinkPurpose::Backup => headers.insert(LINK, BACKUP),
             LinkPurpose::Interactive => headers.insert(ROLE, HeaderValue::from_static("interactive")),
-            LinkPurpose::Opener => headers.insert(LINK, OPENER),
+            LinkPurpose::Opener => headers.insert(ROLE, HeaderValue::from_static("opener")),
         };
     }
 
@@ -378,7 +376,6 @@ const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a backup link. The older link of its process is unresponsive and stays open.
 const LINK: HeaderName = HeaderName::from_static("tunnel-link");
 const BACKUP: HeaderValue = HeaderValue::from_static("backup");
-const OPENER: HeaderValue = HeaderValue::from_static("opener");
 /// Header with the name of a server, for people.
 const SERVER_NAME: HeaderName = HeaderName::from_static("tunnel-server-name");
 /// Header without meaning, as long as a full segment.
@@ -396,6 +393,8 @@ const EDGE: &[u8] = b"edge";
 const CLIENT: &[u8] = b"client";
 /// Role of an edge's interactive link.
 const INTERACTIVE: &[u8] = b"interactive";
+/// Role of an edge's link for sessions that it opens, while its node is found at another server. An older server refuses it.
+const OPENER: &[u8] = b"opener";
 
 /// The members of the JSON in `authorization`. Their names are case-insensitive, as in Go.
 struct AuthorizationMembers(serde_json::Map<String, serde_json::Value>);
@@ -426,7 +425,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_caller_has_only_the_role_that_its_metadata_names(
-            role in "client|peer|edge|interactive|[a-z]{0,3}",
+            role in "client|peer|edge|interactive|opener|[a-z]{0,3}",
             names in prop::collection::vec("[ -~]{0,12}|alice|laptop", 4),
             has_proof: bool,
             certified: bool,
@@ -444,7 +443,7 @@ mod tests {
             let is_possible = match LinkCaller::from_request(&headers, certified) {
                 Ok(LinkCaller::User(_)) => role == "client",
                 Ok(LinkCaller::Peer { .. }) => role == "peer" && certified && !has_proof,
-                Ok(LinkCaller::Edge(_)) => has_proof && matches!(&*role, "edge" | "interactive"),
+                Ok(LinkCaller::Edge(_)) => has_proof && matches!(&*role, "edge" | "interactive" | "opener"),
                 Err(_) => true,
             };
             prop_assert!(is_possible);
@@ -531,10 +530,8 @@ mod tests {
         let mut headers = EdgeHello::edge_request(&node, "t", Instance::from_bits(3));
         let purpose_of = |headers: &HeaderMap| EdgeHello::from_request(headers).unwrap().purpose;
         assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
-        for marked in [LinkPurpose::Opener, LinkPurpose::Backup] {
-            EdgeHello::with_purpose(&mut headers, marked);
-            assert_eq!(purpose_of(&headers), marked);
-        }
+        EdgeHello::with_purpose(&mut headers, LinkPurpose::Backup);
+        assert_eq!(purpose_of(&headers), LinkPurpose::Backup);
         for other in ["0", "2"] {
             headers.insert("tunnel-link", HeaderValue::from_static(other));
             assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
@@ -549,15 +546,18 @@ mod tests {
     }
 
     #[test]
-    fn an_interactive_link_has_its_own_role() {
-        let mut headers = EdgeHello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
-        EdgeHello::with_purpose(&mut headers, LinkPurpose::Interactive);
-        assert_eq!(EdgeHello::from_request(&headers).unwrap().purpose, LinkPurpose::Interactive);
-        headers.remove("tunnel-instance");
-        assert!(
-            EdgeHello::from_request(&headers).is_err(),
-            "a plain edge has no process that could have two links"
-        );
+    fn interactive_links_and_those_of_openers_have_their_own_roles() {
+        for purpose in [LinkPurpose::Interactive, LinkPurpose::Opener] {
+            let mut headers =
+                EdgeHello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+            EdgeHello::with_purpose(&mut headers, purpose);
+            assert_eq!(EdgeHello::from_request(&headers).unwrap().purpose, purpose);
+            headers.remove("tunnel-instance");
+            assert!(
+                EdgeHello::from_request(&headers).is_err(),
+                "a plain edge has no process that could have two links"
+            );
+        }
     }
 
     #[test]
