@@ -88,7 +88,7 @@ impl Simulation {
             if passing > memory.max(self.plan.windows[0].max as usize) {
                 return Err(format!("process {at} queues {passing} relayed bytes"));
             }
-            if kept > memory + self.plan.sessions * MAX_FAIR {
+            if kept > memory + memory / 4 + MAX_FAIR {
                 return Err(format!("process {at} keeps {kept} unacknowledged bytes"));
             }
         }
@@ -129,4 +129,4 @@ const JOINED: usize = 4 * 1024;
 const PIECE: usize = 96;
 
 /// Maximum number of bytes that a session keeps although the budget is spent, and one piece more.
-const MAX_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;
+pub(crate) const MAX_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;

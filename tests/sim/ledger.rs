@@ -26,8 +26,8 @@ struct Inner {
     pairs: Vec<SessionRecord>,
     /// Whether a session may end although both owners are faithful.
     lenient: bool,
-    /// Whether there is more than one client, so that one may be evicted in favour of another.
-    shared: bool,
+    /// Parts of errors that faithful owners may get, as a process makes room for others.
+    evictions: &'static [&'static str],
     trace: Option<Vec<String>>,
     began: Option<Instant>,
     /// Keystrokes just written: session, end, length.
@@ -49,7 +49,7 @@ impl Ledger {
             fault: None,
             pairs: Vec::new(),
             lenient: false,
-            shared: false,
+            evictions: &[],
             trace: traced.then(Vec::new),
             began: None,
             typed: Vec::new(),
@@ -64,10 +64,10 @@ impl Ledger {
         })))
     }
 
-    pub(crate) fn start(&self, sessions: usize, lenient: bool, shared: bool) {
+    pub(crate) fn start(&self, sessions: usize, lenient: bool, evictions: &'static [&'static str]) {
         let mut inner = self.0.borrow_mut();
         inner.pairs.resize_with(sessions, SessionRecord::default);
-        (inner.lenient, inner.shared) = (lenient, shared);
+        (inner.lenient, inner.evictions) = (lenient, evictions);
         inner.began = Some(Instant::now());
     }
 
@@ -292,9 +292,10 @@ impl Ledger {
 
     /// Records that an owner got an error before the end of its session.
     pub(crate) fn broken(&self, session: usize, end_id: EndId, error: &io::Error) {
-        let (lenient, shared) = (self.0.borrow().lenient, self.0.borrow().shared);
-        let violation = error.to_string().contains("protocol error");
-        let made_room = shared && error.to_string().contains("evicted in favour of another client");
+        let Inner { lenient, evictions, .. } = *self.0.borrow();
+        let error = error.to_string();
+        let violation = error.contains("protocol error");
+        let made_room = evictions.iter().any(|part| error.contains(part));
         self.with(session, |pair| {
             let concerns = pair.other(end_id).is_some();
             let excused = pair.killed || lenient || made_room || !concerns;

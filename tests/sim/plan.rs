@@ -5,6 +5,7 @@ use std::time::Duration;
 use tunnel_proto::halves::WindowLimits;
 
 use super::chance::SeededRng;
+use super::check::MAX_FAIR;
 
 /// The subject of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,5 +153,14 @@ impl Plan {
     /// Returns true if a session may end although both owners are faithful.
     pub(crate) fn may_give_up(&self) -> bool {
         self.scenario == Scenario::Grace
+    }
+
+    /// Returns parts of the errors that faithful owners may get: with little memory, and with several clients.
+    pub(crate) fn evictions(&self) -> &'static [&'static str] {
+        let is_ample = |memory: &usize| self.sessions * MAX_FAIR <= memory / 4;
+        let first = usize::from(self.memory.iter().all(is_ample));
+        let several = usize::from(self.scenario == Scenario::Pods);
+        &["has most bytes that the other end has not confirmed", "evicted in favour of another client"]
+            [first..=several]
     }
 }

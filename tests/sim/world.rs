@@ -76,8 +76,7 @@ impl Simulation {
 
     /// Runs the whole simulation. Returns an error if a check fails.
     pub(crate) async fn live(mut self) -> Result<(), String> {
-        let shared = self.plan.scenario == Scenario::Pods;
-        self.ledger.start(self.plan.sessions, self.plan.may_give_up(), shared);
+        self.ledger.start(self.plan.sessions, self.plan.may_give_up(), self.plan.evictions());
         self.ledger.note(|| format!("seed {}: {:?}", self.seed, self.plan));
         for _ in 0..self.plan.servers {
             self.start_process(None);

@@ -48,7 +48,7 @@ pub(crate) struct SessionRecord {
     pub(crate) killed: bool,
     /// Whether a process that holds one of its ends has died.
     pub(crate) died: bool,
-    /// Whether it was evicted in favour of a client with fewer sessions.
+    /// Whether it was evicted to make room for others.
     pub(crate) made_room: bool,
 }
 

@@ -51,7 +51,7 @@ impl SessionTable {
     /// Resets sessions of the client that keeps most unacknowledged bytes, the largest first, until the budget for them
     /// has room again.
     ///
-    /// It looks at all sessions. That is rare: the budget then has a quarter before it is overdrawn again.
+    /// It looks at all sessions. That is rare: what the client kept must be written again before the budget is overdrawn.
     pub(super) fn evict_largest(&self) {
         let mut by_client: HashMap<Arc<str>, Vec<(usize, Arc<SharedSession>)>> = HashMap::new();
         for session in self.all() {
@@ -62,7 +62,8 @@ impl SessionTable {
         let Some(mut sessions) = by_client.into_values().max_by_key(sum) else { return };
         sessions.sort_by_key(|(kept, _)| *kept);
         while self.unacked.is_exhausted()
-            && let Some((_, session)) = sessions.pop()
+            && let Some((kept, session)) = sessions.pop()
+            && kept > 0
         {
             session.reset_unread(SessionError::new(
                 ErrorCode::Overloaded,
@@ -213,6 +214,19 @@ mod tests {
         assert_eq!(alive, [true, true, false, true, false]);
         assert!(table.memory().1 < 100_000);
         assert_eq!(table.metrics.truncated.counted("memory"), 2);
+    }
+
+    #[tokio::test]
+    async fn a_session_that_keeps_nothing_is_not_reset_for_memory() {
+        let (table, link) = table(100_000);
+        let mut sessions = Vec::new();
+        for (client, bytes) in
+            [("a", 26_001), ("a", 0), ("b", 26_000), ("c", 26_000), ("d", 26_000), ("e", 26_000)]
+        {
+            sessions.push(open(&table, &link, client, bytes).await);
+        }
+        let alive: Vec<bool> = sessions.iter().map(|session| knows(&table, session.id())).collect();
+        assert_eq!(alive, [false, true, true, true, true, true]);
     }
 
     #[tokio::test]

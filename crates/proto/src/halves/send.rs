@@ -58,8 +58,9 @@ impl SendHalf {
     /// buffered here.
     pub fn has_room(&self) -> bool {
         let kept = self.written - self.base;
-        let most_unsent = if self.written < self.limit { MAX_UNSENT } else { 1 };
-        let most_kept = (MAX_UNACKED >> (2 * self.cost.pressure())).max(FAIR_UNACKED);
+        let pressure = self.cost.pressure();
+        let most_unsent = if self.written < self.limit && pressure < 4 { MAX_UNSENT } else { 1 };
+        let most_kept = (MAX_UNACKED >> (2 * pressure)).max(FAIR_UNACKED);
         self.unsent() < most_unsent && kept < most_kept
     }
 

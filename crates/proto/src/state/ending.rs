@@ -45,7 +45,8 @@ impl SessionState {
         match self.phase {
             Phase::LastAck | Phase::Closing | Phase::Closed => return Actions::default(),
             Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => {
-                if self.departed.is_none() {
+                // An owner that has finished gave no reason that would have to be kept.
+                if self.departed.as_ref().is_none_or(|owner| owner.left == OwnerDeparture::Finished) {
                     self.depart(why, now, OwnerDeparture::Finished);
                 }
                 return Actions::default();
