@@ -47,7 +47,7 @@ use crate::admission::{self, AccessPolicy, ClientKey, ListenerContext};
 use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
 use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
-use crate::config::server::{LinkListenerConfig, MEMORY, clients};
+use crate::config::server::{LinkListenerConfig, MEMORY, SessionConfig, clients};
 use crate::enrolment::OpenedEnrolments;
 use crate::listener::{ListenerDeps, connect};
 use crate::parts::with_kubernetes;
@@ -409,6 +409,7 @@ impl ServerContext {
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
         let clients = drains.clients.clone();
         let paths = finder.clone();
+        let memory = memory(session.memory_limit);
         let mut context = Self {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
@@ -423,9 +424,9 @@ impl ServerContext {
             enrolment,
             named_servers: settings.peers.named_servers(),
             tls: files.tls.clone(),
-            pending: PendingLimits::new(memory(session.memory_limit), false),
-            max_links: memory(session.memory_limit) / 4 / load::LINK_MEMORY,
-            session_permits: admission::sessions(session.max_sessions, session.max_per_client),
+            pending: PendingLimits::new(memory, false),
+            max_links: memory / 4 / load::LINK_MEMORY,
+            session_permits: admission::sessions(max_sessions(session, memory), session.max_per_client),
             policies,
             judged,
             search_permits: Semaphore::new(link_events::MAX_SEARCHES),
@@ -602,7 +603,7 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     let limits = SessionLimits {
         windows: WINDOWS,
         memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 5)),
-        sessions: session.max_sessions.min(memory / 5 / SESSION_MEMORY),
+        sessions: max_sessions(session, memory),
         resume_timeout: session.resume_timeout,
     };
     LinkContext {
@@ -618,6 +619,11 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
         congestion: settings.links.congestion.as_deref().map(Arc::from),
         plain_idle_timeout: session.superedge_idle_timeout,
     }
+}
+
+/// Returns the maximum number of sessions of a process that may use `memory` bytes.
+fn max_sessions(session: &SessionConfig, memory: usize) -> usize {
+    session.max_sessions.min(memory / 5 / SESSION_MEMORY)
 }
 
 fn zone(settings: &ServerConfig, edge_links: Arc<EdgeAuthenticator>) -> Arc<NodeZone> {

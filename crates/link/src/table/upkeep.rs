@@ -11,7 +11,7 @@ use tunnel_base::drain::Drain;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-use tunnel_proto::state::{Actions, SessionState};
+use tunnel_proto::state::SessionState;
 
 impl SessionTable {
     /// Gives up sessions that have waited longer than the resume timeout for a path or for delivery, and takes memory
@@ -59,9 +59,9 @@ impl SessionTable {
                     pool.trim();
                 }
                 () = self.reserved.wanted.notified() => {
+                    let now = Instant::now();
                     for session in self.all() {
-                        let now = Instant::now();
-                        session.with_state(|inner| (inner.state.recv.release_silent(now), Actions::default()));
+                        session.lock().state.recv.release_silent(now);
                     }
                     sleep(RELEASE_PAUSE).await;
                 }
@@ -187,7 +187,8 @@ mod tests {
 
         /// Transfers this many bytes, as fast as the window allows. Returns the number of RTTs.
         async fn transfer(&mut self, table: &Arc<SessionTable>, bytes: u64) -> u32 {
-            let (until, mut trips) = (self.sent + bytes, 0);
+            let until = self.sent + bytes;
+            let mut trips = 0;
             while self.sent < until {
                 while self.sent < self.limit.min(until) {
                     let len = (self.limit.min(until) - self.sent).min(64 << 10);
