@@ -23,8 +23,8 @@ pub struct NodeWatch {
 }
 
 impl NodeWatch {
-    /// Creates a watch; sends no request. `known` is what an earlier process knew, `own` is the edge label from the config, with its value. Calls `report` when the
-    /// watch works or fails; it must not block.
+    /// Creates a watch; sends no request. `own` is the edge label from the config, with its value, and `known` is what an
+    /// earlier process knew. Calls `report` when the watch works or fails; it must not block.
     pub fn new(
         cluster: Cluster,
         own: Option<(String, String)>,

@@ -125,7 +125,8 @@ impl PodTokens {
             which: ListParams::default().fields(&of_account),
         };
         let pods = Box::pin(pods.run(Api::namespaced, (&*self, WatchedObjects::default())));
-        let keep = keep(self.settings.file.clone(), nodes, self.pods(), self.keys.subscribe());
+        let pods_age = || self.outage.lock().since.map_or(Duration::ZERO, |since| since.elapsed());
+        let keep = keep(self.settings.file.clone(), nodes, self.pods(), self.keys.subscribe(), pods_age);
         drain.run_until(async { tokio::join!(pods, self.follow_keys(), keep) }).await;
     }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch::Receiver;
@@ -23,7 +23,7 @@ pub struct LastKnown {
     pub nodes: KnownNodes,
     pub(crate) pods: KnownEdgePods,
     pub(crate) keys: KnownKeys,
-    /// The age of the file: it is written at least whenever the keys were read.
+    /// The age of the file: it is written at least whenever the keys were read, and is as old as what is known of pods.
     #[serde(skip)]
     pub(crate) age: Option<Duration>,
 }
@@ -55,12 +55,14 @@ impl LastKnown {
     }
 }
 
-/// Writes the file whenever something has changed, but not more often than every few seconds.
+/// Writes the file whenever something has changed, but not more often than every few seconds. `pods_age` is the time since
+/// when the pods are not followed.
 pub(crate) async fn keep(
     file: Option<PathBuf>,
     mut nodes: Receiver<KnownNodes>,
     mut pods: Receiver<KnownEdgePods>,
     mut keys: Receiver<KnownKeys>,
+    pods_age: impl Fn() -> Duration,
 ) {
     let Some(file) = file else { return };
     loop {
@@ -77,8 +79,12 @@ pub(crate) async fn keep(
             age: None,
         };
         let path = file.clone();
-        let written =
-            spawn_blocking(move || files::replace(&path, 0o600, &serde_json::to_vec(&known)?, |_| Ok(())));
+        // Published keys can be read while lists fail. They must not make what is known of pods look new.
+        let known_at = SystemTime::now().checked_sub(pods_age()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let written = spawn_blocking(move || {
+            files::replace(&path, 0o600, &serde_json::to_vec(&known)?, |_| Ok(()))?;
+            File::options().append(true).open(&path)?.set_modified(known_at)
+        });
         if let Ok(Err(error)) = written.await {
             warn!(file = %file.display(), %error, "last known pods of edges not written");
         }

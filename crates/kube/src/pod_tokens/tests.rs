@@ -405,7 +405,8 @@ async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is
 /// Runs what writes the file until the change is in it. Returns its text.
 async fn written(file: &Path, tokens: &PodTokens, change: impl FnOnce()) -> String {
     let (_, nodes) = watch::channel(None);
-    let writing = keep(Some(file.to_owned()), nodes, tokens.pods(), tokens.keys.subscribe());
+    let age = || tokens.outage.lock().since.map_or(Duration::ZERO, |since| since.elapsed());
+    let writing = keep(Some(file.to_owned()), nodes, tokens.pods(), tokens.keys.subscribe(), age);
     change();
     let _ = timeout(2 * PAUSE, writing).await;
     fs::read_to_string(file).unwrap()
@@ -429,6 +430,12 @@ async fn a_server_that_starts_while_kube_apiserver_is_away_admits_the_pods_of_be
     })
     .await;
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    // Keys that can be read while lists fail do not make the pods look new.
+    let hour = Duration::from_secs(3600);
+    before.outage.lock().since = Some(Instant::now());
+    advance(hour).await;
+    written(&file, &before, || before.keys.send_modify(|_| ())).await;
+    assert!(LastKnown::recall(Some(&file)).age >= Some(hour));
     let restart = |age: Duration| {
         let changed = File::options().append(true).open(&file).unwrap().set_modified(SystemTime::now() - age);
         changed.unwrap();
