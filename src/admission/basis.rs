@@ -119,7 +119,9 @@ impl AccessBasis {
             .authorize(user, self.from, &self.node, self.port)
             .map_err(|denial| self.grant.load().as_ref().map_or(denial, why))?;
         let end = grant.as_ref().map_or(UNTIL_CHANGED, |grant| grant.until.saturating_sub(1));
-        self.grant.store(grant);
+        if change.is_empty() {
+            self.grant.store(grant);
+        }
         if let Some(right) = &self.direct {
             policy.authorize(user, self.from, &NodeName::direct(), right.port())?;
             right.judge(change).map_err(Denial::Direct)?;

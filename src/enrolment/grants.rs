@@ -9,7 +9,7 @@ use crate::enrolment::store::Enrolments;
 use crate::enrolment::{SharedEnrolments, revocation_message};
 use crate::invitations::GrantSelection;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::policy::grants::{Grant, UserGrants};
+use tunnel_base::policy::grants::{Grant, UserGrants, giver};
 use tunnel_base::unix_time::now;
 
 impl SharedEnrolments {
@@ -25,10 +25,16 @@ impl SharedEnrolments {
             // Once, although a write whose response was lost is tried again.
             all.grants.retain(|one| is_live(one) && one["id"] != new["id"]);
             all.grants.push(new.clone());
-            let by_same = all.grants.iter().filter(|one| one["by"] == new["by"]).count();
-            let most_by_same = most.div_ceil(10);
-            if grant.by.contains('/') && by_same > most_by_same {
-                return Err(format!("no room for more than {most_by_same} grants of one admin; revoke some"));
+            // An admin may give under the names of many devices.
+            if let Some(admin) = giver(&grant.by) {
+                let hers: Vec<_> = all.grants.iter().filter(|one| giver_of(one) == Some(admin)).collect();
+                let bytes: usize = hers.iter().map(|one| one.to_string().len()).sum();
+                let most = most.div_ceil(10);
+                if hers.len() > most || bytes > most.saturating_mul(MEAN_BYTES) {
+                    return Err(format!(
+                        "no room for more than {most} grants of {MEAN_BYTES} bytes by one admin; revoke some"
+                    ));
+                }
             }
             if all.grants.len() > most || all.to_text().len() > most.saturating_mul(MEAN_BYTES) {
                 return Err(format!(
@@ -69,9 +75,11 @@ impl SharedEnrolments {
 
     /// Returns the grants as last read, by user, without those of newer servers.
     pub fn user_grants(&self) -> UserGrants {
+        // First, as a read may end meanwhile.
+        let is_read = self.was_read() && self.grants.was_read();
         let known = self.grants.known();
         let understood = known.grants.iter().filter_map(|one| Grant::deserialize(one).ok());
-        UserGrants::new(understood, self.was_read().then(|| self.known().joined_by_key()))
+        UserGrants::new(understood, is_read.then(|| self.known().joined_by_key()))
     }
 }
 
@@ -82,8 +90,12 @@ fn is_live(one: &Value) -> bool {
 fn contains(GrantSelection { id, user, by }: &GrantSelection, one: &Value) -> bool {
     let has = |key: &str, wanted: &Option<String>| wanted.as_ref().is_some_and(|wanted| one[key] == *wanted);
     // A user includes all her devices.
-    let giver = one["by"].as_str().and_then(|who| who.split_once('/')).map(|(user, _)| user);
+    let giver = giver_of(one);
     has("id", id) || has("user", user) || has("by", by) || giver.is_some() && giver == by.as_deref()
+}
+
+fn giver_of(one: &Value) -> Option<&str> {
+    one["by"].as_str().and_then(giver)
 }
 
 /// Average size of the grants for which a store has room, in bytes. So those in a Secret leave room for invitations.

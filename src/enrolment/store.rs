@@ -291,13 +291,14 @@ impl Enrolments {
         let mut keys = self.invitations.iter_mut().filter(|(_, one)| one.uses.is_some());
         let Some((hash, key)) = keys.find(|(hash, _)| hash.id() == id) else { return false };
         let was_open = key.is_open() && key.until > now;
-        key.until = key.until.min(now);
+        // The names of revoked nodes are kept for a day from now.
+        key.until = if nodes { now } else { key.until.min(now) };
         let members: Vec<_> = key.members().cloned().collect();
         // While it is known, it tells which nodes came by it, also those that are still linked to another server.
         if nodes {
             key.nodes.values_mut().for_each(|is_current| *is_current = false);
             members.iter().for_each(|node| drop(self.tokens.remove(node)));
-        } else if members.is_empty() {
+        } else if key.nodes.is_empty() {
             let hash = hash.clone();
             self.invitations.remove(&hash);
         }

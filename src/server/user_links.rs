@@ -138,6 +138,11 @@ pub(crate) async fn authenticate(
 ) -> Result<(AuthenticatedUser, Permit<UserName>), LinkDenial> {
     let context = shared.user_links.context.as_ref();
     let accepting = context.map(|context| (context, context.policy.load_full()));
+    if accepting.as_ref().is_some_and(|(_, policy)| {
+        policy.rights.bounds.links_need_grant && lacks_grants(&policy.rights, shared)
+    }) {
+        return Err(LinkDenial::new("unchecked", CallRejection::Unknown).logged());
+    }
     let may_accept = |rights: &Rights| !rights.bounds.links_need_grant || !rights.grants.load().is_empty();
     let Some((context, policy)) = accepting.filter(|(_, policy)| may_accept(&policy.rights)) else {
         let answer = CallRejection::Forbidden(NO_USERS.to_owned());
@@ -176,6 +181,11 @@ pub(crate) async fn authenticate(
         LinkDenial::new("too_many_links", answer).logged()
     })?;
     Ok((user, permit))
+}
+
+/// Returns true if users may have grants that this server has not read yet.
+pub(crate) fn lacks_grants(rights: &Rights, shared: &ServerContext) -> bool {
+    shared.enrolment.get().is_some() && !rights.grants.load().is_read()
 }
 
 /// Waits until a user who is linked may no longer be, and returns why.

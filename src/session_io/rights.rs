@@ -32,6 +32,11 @@ impl RightsChange {
         self.0.push(Box::new(Replaced { right: right.clone(), with: Arc::new(with) }));
     }
 
+    /// Returns true if it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns what this right is with the change.
     pub fn load<T: Send + Sync + 'static>(&self, right: &Arc<ArcSwap<T>>) -> Arc<T> {
         let mut replaced = self.0.iter().filter_map(|one| (&**one as &dyn Any).downcast_ref::<Replaced<T>>());

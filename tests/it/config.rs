@@ -16,7 +16,8 @@ use crate::support::{assert_eventually, spawn, targets};
 
 #[tokio::test]
 async fn superedges_config_format_starts_a_server_and_an_edge() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let dir = place.path().display();
     let cloud = format!(
         r#"
@@ -84,7 +85,8 @@ key = "{dir}/cloud.key"
 
 #[tokio::test]
 async fn an_edge_dials_through_the_proxy_of_its_environment() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let server = TestServer::start(&place);
     let grpc = server.server.bound.grpc;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -127,7 +129,8 @@ async fn answered(socket: &mut TcpStream, answer: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn an_edge_dials_through_a_socks5_proxy_that_resolves_the_servers_name() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let server = TestServer::start(&place);
     let grpc = server.server.bound.grpc;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -237,7 +240,8 @@ fn mark(path: &std::path::Path) {
 
 #[tokio::test]
 async fn a_byte_order_mark_is_ignored_in_every_file() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let users = place.file("users", &format!("ops:{}\n", bcrypt::hash("secret", 4).unwrap()));
     let (tokens, token) = (place.file("token", &format!("node1:{TOKEN}\n")), place.file("own", TOKEN));
     let files = [&users, &tokens, &token, &place.files.ca, &place.files.cert, &place.files.key];

@@ -3,19 +3,21 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tonic::Code;
 use tunnel::uplink::client::{UserLinkConfig, UserUplinks};
 use tunnel_base::policy::grants::FOR_EVER;
 
 use crate::enrol::{join_as_user, run};
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::sessions::assert_session_echo;
-use crate::support::users::{granted, link, open, reset, server};
+use crate::support::users::{USER_TOKEN, attempt, granted, hello, link, open, reset, server, tables, token};
 use crate::support::{assert_eventually, servers, targets, wait_until};
 use crate::words::LogLines;
 
 /// Starts two servers with one store and without a table of users, the first with an admin socket.
 fn cloud(place: &TestDir) -> (Vec<TestServer>, PathBuf) {
-    let (all, socket) = (servers::addresses(2), place.path().join("server.sock"));
+    let all = servers::addresses(2);
+    let socket = place.path().join("server.sock");
     let file = place.path().join("enrolled");
     let store = format!("[server.invitations]\nstore = \"file\"\nfile = {file:?}\n");
     let admin = [format!("[server.admin]\nlisten = \"unix:{}\"\n", socket.display()), String::new()];
@@ -43,7 +45,9 @@ async fn linked(links: &UserLinkConfig, server: &TestServer) -> UserUplinks {
 #[tokio::test]
 async fn a_colleague_is_admitted_by_one_command_and_loses_all_by_one_at_every_server() {
     let (lines, _guard) = LogLines::start();
-    let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let other = targets::echo().await;
     let (servers, socket) = cloud(&place);
     let _edges = [edge(&place, &servers[0], "shop-1").await, edge(&place, &servers[1], "web-1").await];
     let invite = format!("invite --user alice --nodes shop-* --ports {}", echo.port());
@@ -91,7 +95,8 @@ async fn a_colleague_is_admitted_by_one_command_and_loses_all_by_one_at_every_se
 
 #[tokio::test]
 async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_nothing_and_is_kept() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let socket = place.path().join("server.sock");
     let grant = |id: &str, node: &str, until: u64, more: &str| {
         format!(
@@ -125,4 +130,20 @@ async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_not
     assert!(kept.to_string().contains(r#""only":"monday""#), "{kept}");
     let none = run(&socket, "grants revoke --by alice").await.unwrap_err();
     assert!(none.text.contains("there is no such grant"), "{none}");
+}
+
+#[tokio::test]
+async fn a_server_that_has_not_read_its_grants_refuses_no_user_for_good() {
+    let place = TestDir::new();
+    let grants = place.file("enrolled.grants", "{");
+    let all = tables(&place, "");
+    let without_users = all.split("[server.clients]").next().unwrap();
+    let server = TestServer::with(&place, without_users);
+    server.server.enrolment.get().unwrap().refresh().await.unwrap();
+    let request = || hello(token("bob", USER_TOKEN)).request();
+    assert_eq!(attempt(&place, &server, None, request()).await.err(), Some(Code::Unavailable));
+    let text = r#"{"grants":[{"id":"1","user":"bob","nodes":["*"],"with_join_keys":false,"until":253402300799,"by":"uid=0"}]}"#;
+    std::fs::write(&grants, text).unwrap();
+    let linked = async { while attempt(&place, &server, None, request()).await.is_err() {} };
+    Box::pin(assert_eventually("a link", linked)).await;
 }

@@ -38,7 +38,7 @@ pub(crate) async fn give(
     let is_long = nodes.len().max(ports.as_ref().map_or(0, Vec::len)) > MAX_PATTERNS;
     if nodes.is_empty() || is_long || !(MIN_SECONDS..=most).contains(&seconds) {
         return Err(refused(format!(
-            "expected 1 to {MAX_PATTERNS} nodes, as many ports, and {MIN_SECONDS} to {most} s; over a link \
+            "expected 1 to {MAX_PATTERNS} nodes, at most {MAX_PATTERNS} ports, and {MIN_SECONDS} to {most} s; over a link \
              max_admin_grant of [server.clients] is the most\n"
         )));
     }
@@ -53,13 +53,14 @@ pub(crate) async fn give(
     // Another server may have revoked the device meanwhile, and all grants that it had given by then.
     if let AdminRequester::Linked(linked) = requester
         && linked.until.is_none()
-        && !(enrolment.refresh().await.is_ok() && enrolment.known().has_device(&linked.device))
     {
-        let selection = GrantSelection { id: Some(grant.id), user: None, by: None };
-        enrolment.revoke_grants(&selection, &grant.by).await.map_err(|why| enrolment_error(&why))?;
-        return Err(refused(
-            "your device was revoked, or the store of invitations cannot be read\n".to_owned(),
-        ));
+        let read = enrolment.refresh().await;
+        if read.is_err() || !enrolment.known().has_device(&linked.device) {
+            let selection = GrantSelection { id: Some(grant.id), user: None, by: None };
+            enrolment.revoke_grants(&selection, &grant.by).await.map_err(|why| enrolment_error(&why))?;
+            read.map_err(|why| enrolment_error(&why))?;
+            return Err(refused("your device was revoked\n".to_owned()));
+        }
     }
     Ok(json(&grant))
 }

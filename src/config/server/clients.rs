@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config;
 use crate::config::access::{self, AccessConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls;
@@ -105,4 +106,4 @@ pub(crate) fn read(server: &mut ConfigTableReader<'_>, report: &mut ConfigDiagno
 }
 
 /// A year, in milliseconds.
-const MAX_ADMIN_GRANT: u64 = 365 * 24 * 3_600_000;
+const MAX_ADMIN_GRANT: u64 = 365 * config::DAY;

@@ -14,7 +14,7 @@ use crate::admission::denial::Denial;
 use crate::admission::{Admission, ListenerContext, OpenRequest};
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
-use crate::server::user_links::AuthenticatedUser;
+use crate::server::user_links::{AuthenticatedUser, lacks_grants};
 use crate::session_io::judged::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
 use tunnel_link::table::relay_request::RelayRequest;
@@ -78,10 +78,10 @@ async fn relay(
         None => (None, request.target().clone()),
     };
     let is_guessed = resumes && node.is_none();
-    let lacks_grants = shared.enrolment.get().is_some_and(|enrolment| !enrolment.grants.was_read());
     let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
     let AuthenticatedUser { device, identity, from, context } = user;
-    let lacks_rights = is_guessed && context.addresses.is_loading() || resumes && lacks_grants;
+    let is_loading = is_guessed && context.addresses.is_loading();
+    let lacks_rights = is_loading || resumes && lacks_grants(&context.policy.load().rights, &shared);
     let mut admission = Admission::of_link(context.clone(), from, identity, device.device, id);
     let authorized = match admission.authorize(Ok(open_request), String::new()).await {
         Ok(authorized) => authorized,
@@ -91,7 +91,7 @@ async fn relay(
     let target = authorized.target().clone();
     let admitted = match authorized.admit_relay(id, resumes) {
         Ok(admitted) => admitted,
-        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed, lacks_rights)),
+        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed, is_loading)),
     };
     request.redirect(node.clone(), target);
     let mut end = request.watch_end();

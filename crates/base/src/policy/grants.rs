@@ -69,7 +69,7 @@ pub struct Rights {
 impl Grant {
     /// Returns the admin by whose rights it was given, unless an operator on a server's machine has given it.
     fn giver(&self) -> Option<&str> {
-        self.by.split_once('/').map(|(user, _)| user)
+        giver(&self.by)
     }
 }
 
@@ -81,6 +81,11 @@ impl UserGrants {
             by_user.entry(grant.user.to_string()).or_default().push(Arc::new(grant));
         }
         Self { by_user, joined_by_key }
+    }
+
+    /// Returns true if grants and join keys were read.
+    pub fn is_read(&self) -> bool {
+        self.joined_by_key.is_some()
     }
 
     /// Returns true if no user has a grant.
@@ -181,6 +186,11 @@ impl Rights {
         };
         grants.by_user.get(user).into_iter().flatten().filter(is_live)
     }
+}
+
+/// Returns the user of who gave a grant, [`Grant::by`], if that was an admin over her link.
+pub fn giver(by: &str) -> Option<&str> {
+    by.split_once('/').map(|(user, _)| user)
 }
 
 /// The end of a grant that has none: the last second of the year 9999.

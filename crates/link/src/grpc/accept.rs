@@ -98,8 +98,8 @@ pub enum CallRejection {
     /// Too many callers of this address could not. The token was not compared.
     #[error("too many wrong tokens came from your address; it may try again in a minute")]
     TooManyGuesses,
-    /// This server cannot tell now whether the caller has proved its name.
-    #[error("this server cannot check tokens or certificates now; its log has the reason")]
+    /// This server cannot tell now whether the caller has proved its name, or has a grant.
+    #[error("this server cannot check tokens, certificates or grants now; its log has the reason")]
     Unknown,
     /// This server takes no new links.
     #[error("server is shutting down")]
