@@ -87,7 +87,7 @@ impl EtcdClient {
         Ok(self.connection.insert(connection))
     }
 
-    /// Calls the members in turn until one succeeds: each once, and one of them again, for an expired login.
+    /// Calls the members in turn until one succeeds: each once, and once more after an expired login or lease.
     pub(crate) async fn call<T, F>(&mut self, call: impl Fn(EtcdConnection) -> F) -> Result<T, EtcdError>
     where
         F: Future<Output = Result<T, EtcdError>>,

@@ -36,7 +36,7 @@ pub struct InviteArgs {
     #[arg(long, value_name = "NAME")]
     pub user: Option<UserName>,
     /// With --uses: pattern of the nodes for which to make a join key. With --user: nodes that the user may reach from
-    /// now on, separated by commas; without it the invitation grants nothing. '*' matches any run of characters.
+    /// now on, separated by commas; none by default. '*' matches any run of characters.
     #[arg(long, value_name = "NODES", value_delimiter = ',')]
     pub nodes: Vec<NodeGlob>,
     /// Number of nodes that may join by the key, each under its own name.

@@ -1,6 +1,5 @@
 //! Config of an edge, read from the table `edge`.
 
-use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +10,7 @@ use crate::config::edge::csr::{self, EdgeCsrConfig};
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::plan::{ConfigPlan, add};
 use crate::config::table::ConfigTableReader;
+use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::edge::http_proxy::{self, EdgeProxyConfig};
 
 /// The validated config of an edge: the tables below `[edge]`, and values of the environment.

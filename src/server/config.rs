@@ -1,6 +1,5 @@
 //! Config of a server, read from the table `server`.
 
-use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig};
 use crate::config::table::ConfigTableReader;
+use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::{LISTENERS, ListenerConfig, ListenerConfigReader, ListenerKind, http, https};
 use crate::startup::tls_files::FileKind;
 use tunnel_base::policy::ports::PortTarget;

@@ -21,7 +21,8 @@ struct Machine {
 impl Machine {
     /// Writes the files of `tunnel init`, changed as for two servers whose machines mount one folder for the store.
     fn install(&self, files: &Path, mounted: &Path, peers: [u16; 2]) {
-        let (etc, sockets) = (self.disk.join("etc/tunnel"), self.disk.join("sock"));
+        let etc = self.disk.join("etc/tunnel");
+        let sockets = self.disk.join("sock");
         fs::create_dir_all(self.disk.join("var/lib/tunnel")).unwrap();
         fs::create_dir_all(self.disk.join("etc")).unwrap();
         assert!(
@@ -38,8 +39,6 @@ impl Machine {
             "\n[server.admin]\nlisten = \"unix:{}\"\n[server.peers]\naddresses = {peers:?}\n",
             sockets.display()
         );
-        let rules = "[server.clients]\nrules = [{ users = [\"alice\"], nodes = [\"node1\"] }]\n";
-        let text = text.replace("[server.clients]\n", rules);
         fs::write(config, text + &more).unwrap();
     }
 
@@ -101,13 +100,15 @@ fn an_edge_and_a_user_come_back_to_servers_that_were_restored_from_their_backups
         &format!("--install-dir {}", at("node").display()),
         place.path(),
     );
-    join(&machines[0], &["--user", "alice"], "", place.path());
-    let (edge, log) = (at("node").join("edge.toml"), free_port());
+    join(&machines[0], &["--user", "alice", "--nodes", "node1"], "", place.path());
+    let edge = at("node").join("edge.toml");
+    let log = free_port();
     fs::write(&edge, with_admin(&fs::read_to_string(&edge).unwrap(), log)).unwrap();
     let config = format!("--config={}", edge.display());
     let mut edge = Running::start("edge", place.path(), tunnel().args(["edge", &config]));
     edge.wait_for_answer(log, "/readyz", "");
-    let (target, request) = (format!("node1:{}", page()), at("request"));
+    let target = format!("node1:{}", page());
+    let request = at("request");
     fs::write(&request, "GET / HTTP/1.0\r\n\r\n").unwrap();
     let reaches = |what: &str| {
         wait_until(what, TIMEOUT, || {
@@ -119,7 +120,8 @@ fn an_edge_and_a_user_come_back_to_servers_that_were_restored_from_their_backups
     reaches("alice reaches the node");
 
     let mut page = Steps::on("docs/how-to/upgrade.md", "## Back up and restore a server");
-    let (backup, restore) = (page.next(), page.next());
+    let backup = page.next();
+    let restore = page.next();
     for machine in &machines {
         let kept = machine.disk.with_extension("backup");
         fs::create_dir(&kept).unwrap();

@@ -68,7 +68,7 @@ impl OutboundProxy {
         let at = place.parse().or_else(|_| format!("{place}:{port}").parse());
         let at: Target = at.map_err(|_| {
             ProxyError(format!(
-                "HTTPS_PROXY: {place:?} is not a proxy; expected http://host:port or http://user:password@host:port"
+                "HTTPS_PROXY: {place:?} is not a proxy; expected http://host:port or socks5://host:port, with user:password@ before the host if it needs them"
             ))
         })?;
         let credentials = credentials.map(|credentials| {
