@@ -472,7 +472,7 @@ async fn a_server_that_cannot_read_its_store_denies_nobody() {
         }
         let why = UserUplinks::connect(config(&place, "alice/laptop", &[at_server])).await.unwrap_err();
         assert!(matches!(why, UserLinkError::Unreachable(_)), "{why}");
-        assert!(why.to_string().contains("cannot check tokens or certificates now"), "{why}");
+        assert!(why.to_string().contains("cannot check tokens, certificates or grants now"), "{why}");
         tokio::time::sleep(Duration::from_secs(10)).await;
         let ready = get(server.server.bound.log, "/readyz").await;
         assert!(ready.status == 200 && ready.body.contains(expected), "{ready:?}");
