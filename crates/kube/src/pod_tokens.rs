@@ -125,9 +125,14 @@ impl PodTokens {
             which: ListParams::default().fields(&of_account),
         };
         let pods = Box::pin(pods.run(Api::namespaced, (&*self, WatchedObjects::default())));
-        let pods_age = || self.outage.lock().since.map_or(Duration::ZERO, |since| since.elapsed());
-        let keep = keep(self.settings.file.clone(), nodes, self.pods(), self.keys.subscribe(), pods_age);
+        let file = self.settings.file.clone();
+        let keep = keep(file, nodes, self.pods(), self.keys.subscribe(), || self.pods_age());
         drain.run_until(async { tokio::join!(pods, self.follow_keys(), keep) }).await;
+    }
+
+    /// Returns the time since when the pods are not followed.
+    fn pods_age(&self) -> Duration {
+        self.outage.lock().since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Returns what a token from this source proves. Waits for the answer of kube-apiserver, unless there is one from before.

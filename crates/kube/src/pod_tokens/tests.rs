@@ -405,8 +405,8 @@ async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is
 /// Runs what writes the file until the change is in it. Returns its text.
 async fn written(file: &Path, tokens: &PodTokens, change: impl FnOnce()) -> String {
     let (_, nodes) = watch::channel(None);
-    let age = || tokens.outage.lock().since.map_or(Duration::ZERO, |since| since.elapsed());
-    let writing = keep(Some(file.to_owned()), nodes, tokens.pods(), tokens.keys.subscribe(), age);
+    let keys = tokens.keys.subscribe();
+    let writing = keep(Some(file.to_owned()), nodes, tokens.pods(), keys, || tokens.pods_age());
     change();
     let _ = timeout(2 * PAUSE, writing).await;
     fs::read_to_string(file).unwrap()
