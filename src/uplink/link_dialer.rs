@@ -332,9 +332,12 @@ impl LinkDialer {
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
         let late = |_| failed("tls_timeout")(silent(CONNECT_TIMEOUT));
+        let trust = Trust::Public(self.ca.clone());
+        let proxy = self.proxy.as_ref();
+        let socket = OutboundProxy::encrypted(proxy, socket, &to.at, trust.clone(), CONNECT_TIMEOUT);
+        let socket = Box::pin(socket).await.map_err(failed("proxy"))?;
         let socket = if websocket.is_some() {
-            let connecting =
-                websocket::connect(socket, &to.at, Trust::Public(self.ca.clone()), self.pool.clone());
+            let connecting = websocket::connect(socket, &to.at, trust, self.pool.clone());
             let connected = timeout(CONNECT_TIMEOUT, Box::pin(connecting)).await.map_err(late)?;
             Either::Right(connected.map_err(failed("websocket"))?)
         } else {

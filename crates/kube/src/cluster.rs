@@ -273,6 +273,9 @@ async fn connect(to: &Uri, proxy: Option<OutboundProxy>) -> io::Result<TcpStream
         Host::Name(_) => Resolver::system().lookup_target(next).await.map_err(io::Error::other)?,
     };
     match &proxy {
+        Some(proxy) if proxy.is_encrypted() => Err(io::Error::other(
+            "an https:// proxy serves only links; set http:// or socks5://, or proxy-url of the kubeconfig",
+        )),
         Some(proxy) => proxy.connect(&at, &target, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other),
         None => dial(&target.host, &at, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other),
     }

@@ -1,4 +1,4 @@
-//! Dials through an HTTP or SOCKS5 proxy, as `HTTPS_PROXY` and `NO_PROXY` specify.
+//! Dials through a proxy of HTTP, HTTPS or SOCKS5, as `HTTPS_PROXY` and `NO_PROXY` specify.
 
 use std::future::ready;
 use std::io;
@@ -11,14 +11,20 @@ use http::Uri;
 use hyper_util::client::legacy::connect::proxy::SocksV5;
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 use tower::{Service as _, service_fn};
 
 use crate::dial::dial;
-use crate::exact_read::read_until;
 use crate::no_proxy::NoProxyRules;
+use crate::socket::Connection;
+use crate::tls::error::TlsHandshakeError;
+use crate::tls::{HTTP_1, TlsClientConfig, Trust, server_name};
 use tunnel_proto::names::Target;
 use tunnel_proto::printable::printable;
 
@@ -27,11 +33,23 @@ use tunnel_proto::printable::printable;
 #[debug("Proxy({}{at})", if credentials.is_some() { "***@" } else { "" })]
 pub struct OutboundProxy {
     at: Target,
-    is_socks: bool,
+    kind: ProxyKind,
     /// User and password. A secret that is never displayed.
     credentials: Option<[Vec<u8>; 2]>,
     no_proxy: NoProxyRules,
 }
+
+/// The protocol in which a proxy is asked for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ProxyKind {
+    Http,
+    /// HTTP inside of TLS.
+    Https,
+    Socks5,
+}
+
+/// A connection to a server, directly or through a proxy; with a proxy of HTTPS inside of its TLS.
+pub type ProxiedStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 /// The error of a proxy's address, or of a connection through it, which its text names. It contains no credentials.
 #[derive(Debug, thiserror::Error)]
@@ -45,37 +63,36 @@ impl OutboundProxy {
         if url.is_empty() {
             return Ok(None);
         }
-        let is_any = |scheme: &str, of: &[&str]| of.iter().any(|one| scheme.eq_ignore_ascii_case(one));
-        let (is_socks, rest) = match url.split_once("://") {
-            Some((scheme, rest)) if is_any(scheme, &["http"]) => (false, rest),
+        let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
+        let (kind, port, rest) = match &*scheme.to_ascii_lowercase() {
+            "http" => (ProxyKind::Http, 80, rest),
+            "https" => (ProxyKind::Https, 443, rest),
             // The proxy resolves the servers' names in either case.
-            Some((scheme, rest)) if is_any(scheme, &["socks5", "socks5h"]) => (true, rest),
+            "socks5" | "socks5h" => (ProxyKind::Socks5, 1080, rest),
             // The error contains only the scheme, if it looks like one, because a password may contain `://` too.
-            Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_alphanumeric()) => {
+            scheme if scheme.bytes().all(|b| b.is_ascii_alphanumeric()) => {
                 return Err(ProxyError(format!(
-                    "HTTPS_PROXY: {scheme}:// proxies are not supported; use http://host:port or socks5://host:port \
-                     (the traffic through it is encrypted)"
+                    "HTTPS_PROXY: {scheme}:// proxies are not supported; use http://, https:// or socks5://"
                 )));
             }
-            _ => (false, url),
+            _ => (ProxyKind::Http, 80, url),
         };
         // The last @ separates them, because a password may contain one that is not encoded.
         let (credentials, place) =
             rest.rsplit_once('@').map_or((None, rest), |(credentials, place)| (Some(credentials), place));
         // Many people end the URL with a slash. A path means nothing to a proxy.
         let place = place.split(['/', '?', '#']).next().unwrap_or(place);
-        let port = if is_socks { SOCKS_PORT } else { HTTP_PORT };
         let at = place.parse().or_else(|_| format!("{place}:{port}").parse());
         let at: Target = at.map_err(|_| {
             ProxyError(format!(
-                "HTTPS_PROXY: {place:?} is not a proxy; expected http://host:port or socks5://host:port, with user:password@ before the host if it needs them"
+                "HTTPS_PROXY: {place:?} is not a proxy; expected http://host:port, https:// or socks5://, with user:password@ before the host if it needs them"
             ))
         })?;
         let credentials = credentials.map(|credentials| {
             let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
             [user, password].map(|text| percent_decode_str(text).collect())
         });
-        Ok(Some(Self { at, is_socks, credentials, no_proxy: NoProxyRules::new(no_proxy) }))
+        Ok(Some(Self { at, kind, credentials, no_proxy: NoProxyRules::new(no_proxy) }))
     }
 
     /// Returns host and port of the proxy, which the caller resolves for [`Self::connect`].
@@ -88,7 +105,13 @@ impl OutboundProxy {
         !self.no_proxy.covers(target)
     }
 
-    /// Connects to `target` within `timeout` through the proxy at one of `addresses`. Cancel safe.
+    /// Returns true if the proxy itself speaks HTTPS.
+    pub fn is_encrypted(&self) -> bool {
+        self.kind == ProxyKind::Https
+    }
+
+    /// Connects to `target` within `timeout` through the proxy at one of `addresses`; to the proxy itself if that speaks
+    /// HTTPS, see [`Self::encrypted`]. Cancel safe.
     pub async fn connect(
         &self,
         addresses: &[SocketAddr],
@@ -100,24 +123,61 @@ impl OutboundProxy {
         let dialled = dial(&at.host, addresses, timeout).await;
         let mut socket = dialled
             .map_err(|why| ProxyError(format!("cannot connect to the proxy of HTTPS_PROXY: {why}")))?;
-        let late = |_| ProxyError(format!("the proxy {at} did not answer within {timeout:?}"));
-        if self.is_socks {
-            let connected = timeout_at(deadline, self.pass_socks(socket, target)).await.map_err(late)?;
-            return connected.map_err(|cause| {
-                ProxyError(format!(
-                    "the proxy {at} did not connect to {target}: {cause}; check the user and password in \
-                     HTTPS_PROXY, and allow the target there, or add it to NO_PROXY"
-                ))
-            });
-        }
-        let answered = timeout_at(deadline, self.send_connect(&mut socket, target)).await;
-        let status = answered
-            .map_err(late)?
+        let asked = async {
+            match self.kind {
+                ProxyKind::Http => self.ask(&mut socket, target).await.map(|()| socket),
+                ProxyKind::Https => Ok(socket),
+                ProxyKind::Socks5 => self.pass_socks(socket, target).await.map_err(|cause| {
+                    ProxyError(format!(
+                        "the proxy {at} did not connect to {target}: {cause}; check the user and password in \
+                         HTTPS_PROXY, and allow the target there, or add it to NO_PROXY"
+                    ))
+                }),
+            }
+        };
+        timeout_at(deadline, asked).await.map_err(|_| self.late(timeout))?
+    }
+
+    /// Asks a proxy of HTTPS for `target` over a connection from [`Self::connect`], once the proxy has proved its name by
+    /// `trust`. Without such a proxy it returns the connection. Cancel safe.
+    pub async fn encrypted(
+        proxy: Option<&Self>,
+        socket: TcpStream,
+        target: &Target,
+        trust: Trust,
+        patience: Duration,
+    ) -> Result<ProxiedStream, ProxyError> {
+        let proxy = proxy.filter(|proxy| proxy.is_encrypted() && proxy.applies_to(target));
+        let Some(proxy) = proxy else { return Ok(Either::Left(socket)) };
+        let failed = |cause: String| ProxyError(format!("no TLS with the proxy {}: {cause}", proxy.at));
+        let name = server_name(&proxy.at.host.to_string()).map_err(failed)?;
+        let tls = TlsClientConfig { trust, identity: None, alpn: vec![HTTP_1.to_vec()] };
+        let asked = async {
+            // Reads the CAs of the system.
+            let tls = spawn_blocking(move || tls.load()).await.map_err(|cause| failed(cause.to_string()))?;
+            let tls = TlsConnector::from(tls.map_err(|cause| failed(cause.to_string()))?.load());
+            let mut io =
+                tls.connect(name, socket).await.map_err(|e| failed(TlsHandshakeError::of(&e).to_string()))?;
+            proxy.ask(&mut io, target).await?;
+            Ok(Either::Right(Box::new(io)))
+        };
+        timeout(patience, asked).await.map_err(|_| proxy.late(patience))?
+    }
+
+    fn late(&self, timeout: Duration) -> ProxyError {
+        ProxyError(format!("the proxy {} did not answer within {timeout:?}", self.at))
+    }
+
+    /// Asks a proxy of HTTP for a connection.
+    async fn ask(&self, io: &mut impl Connection, target: &Target) -> Result<(), ProxyError> {
+        let at = &self.at;
+        let status = self.send_connect(io, target).await;
+        let status = status
             .map_err(|cause| ProxyError(format!("the connection to the proxy {at} failed: {cause}")))?;
         match status.split_ascii_whitespace().nth(1) {
-            Some("200") => Ok(socket),
+            Some("200") => Ok(()),
             Some("407") => Err(ProxyError(format!(
-                "the proxy {at} requires credentials; set HTTPS_PROXY to http://user:password@host:port"
+                "the proxy {at} requires credentials; set HTTPS_PROXY with user:password@ before the host"
             ))),
             _ => Err(ProxyError(format!(
                 "the proxy {at} did not connect to {target}: {status}; allow the target there, or add it to NO_PROXY"
@@ -140,7 +200,7 @@ impl OutboundProxy {
     }
 
     /// Sends CONNECT, reads the header of the response, and returns its first line.
-    async fn send_connect(&self, socket: &mut TcpStream, target: &Target) -> io::Result<String> {
+    async fn send_connect(&self, socket: &mut impl Connection, target: &Target) -> io::Result<String> {
         let authorization = self.credentials.as_ref().map_or_else(String::new, |credentials| {
             format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode(credentials.join(&b':')))
         });
@@ -149,8 +209,15 @@ impl OutboundProxy {
         );
         socket.write_all(head.as_bytes()).await?;
         let mut head = Vec::new();
-        if !read_until(socket, &mut head, b"\r\n\r\n", MAX_HEAD).await? {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the header of the response is too long"));
+        // Byte by byte: the following ones come from the target.
+        while !head.ends_with(b"\r\n\r\n") {
+            if head.len() >= MAX_HEAD {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the header of the response is too long",
+                ));
+            }
+            head.push(socket.read_u8().await?);
         }
         let line =
             String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
@@ -162,9 +229,14 @@ impl OutboundProxy {
     }
 }
 
-/// Port of a URL without one.
-const HTTP_PORT: u16 = 80;
-const SOCKS_PORT: u16 = 1080;
+impl Connection for ProxiedStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Left(tcp) => Some(tcp),
+            Self::Right(tls) => tls.tcp(),
+        }
+    }
+}
 
 /// Maximum length of a response's header in bytes.
 const MAX_HEAD: usize = 8 * 1024;

@@ -26,7 +26,7 @@ use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
-use tunnel_net::http_proxy::OutboundProxy;
+use tunnel_net::http_proxy::{OutboundProxy, ProxiedStream, ProxyError};
 use tunnel_net::path_mtu::{self, REMEDY};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
@@ -101,10 +101,8 @@ async fn check_server(
                 DoctorFindings(vec![Finding::error(check, why, "a server that listens there", hint)])
             });
         };
-        proxy.connect(&addresses, &server.at, TIMEOUT).await.map_err(|why| {
-            let hint = "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
-            DoctorFindings(vec![Finding::error(check, why, "a proxy that connects to the server", hint)])
-        })
+        let connected = proxy.connect(&addresses, &server.at, TIMEOUT).await;
+        connected.map_err(|why| DoctorFindings(vec![not_proxied(why)]))
     };
     // Each attempt has its own findings: of those that run at once, only one counts.
     let last = Cell::new(None);
@@ -117,6 +115,9 @@ async fn check_server(
             let mut made = DoctorFindings::default();
             made.add_ok(check, &reached);
             let linking = async |made: &mut _| {
+                let trust = Trust::Public(caller.ca.clone());
+                let socket = OutboundProxy::encrypted(proxy, socket, &server.at, trust, TIMEOUT).await;
+                let socket = socket.map_err(not_proxied)?;
                 let io = secure(caller, server, socket, in_websocket, &reason).await?;
                 link(caller, server, io, &reason, before, made).await
             };
@@ -159,12 +160,18 @@ async fn check_server(
     Ok(())
 }
 
+fn not_proxied(why: ProxyError) -> Finding {
+    let hint =
+        "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
+    Finding::error("proxy", why, "a proxy that connects to the server", hint)
+}
+
 /// Makes the handshake of TLS as the caller does: most errors of certificates show here. A failure may be a `reason` for
 /// a WebSocket.
 async fn secure(
     caller: &Caller,
     server: &ServerAddress,
-    socket: TcpStream,
+    socket: ProxiedStream,
     in_websocket: bool,
     reason: &Cell<Option<String>>,
 ) -> Tested<Secured> {
@@ -269,7 +276,7 @@ async fn link(
 }
 
 /// The connection of a link.
-type Secured = TlsStream<Buffered<Either<TcpStream, WebSocket>>>;
+type Secured = TlsStream<Buffered<Either<ProxiedStream, WebSocket>>>;
 
 /// The checks of WebSockets, and of the TLS below them.
 const WEBSOCKET: &str = "websocket";

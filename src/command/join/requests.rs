@@ -23,7 +23,7 @@ use crate::uplink::link_dialer::messages::{for_user, no_connection};
 use crate::uplink::link_dialer::websocket::{self, reason_of_tls};
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
 use tunnel_net::dial::dial;
-use tunnel_net::http_proxy::OutboundProxy;
+use tunnel_net::http_proxy::{OutboundProxy, ProxiedStream};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -247,11 +247,15 @@ impl<'a> JoinClient<'a> {
         at: SocketAddr,
         trust: &Trust,
         in_websocket: &AtomicBool,
-    ) -> Result<TlsStream<Either<TcpStream, WebSocket>>, JoinAttemptError> {
+    ) -> Result<TlsStream<Either<ProxiedStream, WebSocket>>, JoinAttemptError> {
         let settings = TlsClientConfig { trust: trust.clone(), identity: None, alpn: link_alpn() };
         let tls = settings.load().map_err(|cause| unanswered(cause.to_string()))?;
         let is_inside = in_websocket.load(Relaxed);
         let made = async {
+            let proxy = self.proxy.as_ref();
+            let trust = Trust::Public(None);
+            let socket = OutboundProxy::encrypted(proxy, socket, &self.args.server, trust, TIMEOUT);
+            let socket = socket.await.map_err(|why| unanswered(why.to_string()))?;
             let socket = if is_inside {
                 // A proxy between is not trusted with anything.
                 let connected =

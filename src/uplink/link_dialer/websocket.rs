@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use crate::uplink::link_dialer::messages;
 use tunnel_link::grpc::dial::LinkDialError;
+use tunnel_net::http_proxy::ProxiedStream;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -101,7 +101,7 @@ pub(crate) fn reason_of_call(error: &LinkDialError) -> Option<String> {
 
 /// Makes a WebSocket over a connection to `at`. Nothing secret is sent, so a proxy need only be trusted to pass it on.
 pub(crate) async fn connect(
-    socket: TcpStream,
+    socket: ProxiedStream,
     at: &Target,
     trust: Trust,
     pool: BufferPool,

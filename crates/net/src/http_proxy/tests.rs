@@ -4,6 +4,10 @@ use tokio::net::TcpListener;
 use tokio::io::AsyncReadExt as _;
 
 use super::*;
+use crate::exact_read::read_until;
+use crate::tls::params::TlsParams;
+use crate::tls::testing::TestCa;
+use crate::tls::{ClientAuth, TlsServerConfig};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -116,6 +120,49 @@ async fn a_socks5_proxy_gets_name_user_and_password() {
 }
 
 #[tokio::test]
+async fn a_proxy_of_https_gets_the_password_only_after_it_has_proved_its_name() {
+    let (ca, other) = (TestCa::new("ca"), TestCa::new("other"));
+    let tls = TlsServerConfig {
+        identity: ca.issue("proxy", "127.0.0.1"),
+        clients: ClientAuth::Anonymous,
+        params: TlsParams::default(),
+        alpn: Vec::new(),
+    };
+    let tls = tls.load().unwrap().load().acceptor();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let proxy = proxy(&format!("https://me:secret@{at}"));
+    let target: Target = "tunnel.cloud.io:9000".parse().unwrap();
+    // Returns what the proxy was asked, and the connection.
+    let connect = async |trusted: &TestCa| {
+        let play = async {
+            let (socket, _) = listener.accept().await.unwrap();
+            let mut socket = tls.accept(socket).await.ok()?;
+            let mut head = vec![0; 1024];
+            let length = socket.read(&mut head).await.unwrap();
+            socket.write_all(b"HTTP/1.1 200 OK\r\n\r\nhello").await.unwrap();
+            Some(String::from_utf8_lossy(&head[..length]).into_owned())
+        };
+        let connecting = async {
+            let socket = proxy.connect(&[at], &target, SOON).await.unwrap();
+            let trust = Trust::Public(Some(trusted.ca()));
+            OutboundProxy::encrypted(Some(&proxy), socket, &target, trust, SOON).await
+        };
+        tokio::join!(play, connecting)
+    };
+    let (head, way) = connect(&ca).await;
+    let expected = format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode("me:secret"));
+    let head = head.unwrap();
+    assert!(head.starts_with("CONNECT tunnel.cloud.io:9000 ") && head.contains(&expected), "{head}");
+    let mut first = [0; 5];
+    way.unwrap().read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"hello");
+    let (head, way) = connect(&other).await;
+    let why = way.unwrap_err().to_string();
+    assert!(head.is_none() && why.starts_with("no TLS with the proxy 127.0.0.1:"), "{head:?} {why}");
+}
+
+#[tokio::test]
 async fn an_endless_response_header_is_an_error() {
     let (_, way) =
         connect_via_proxy("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * MAX_HEAD))).await;
@@ -132,12 +179,13 @@ fn proxy_urls_are_read_in_their_usual_forms() {
         ("socks5://proxy", "proxy:1080"),
         ("SOCKS5h://u:p@proxy:1", "proxy:1"),
         ("http://u:p@w@[::1]:8080/x", "[::1]:8080"),
+        ("https://proxy", "proxy:443"),
     ] {
         assert_eq!(proxy(url).at().to_string(), at);
     }
     assert!(OutboundProxy::new(" ", "*").unwrap().is_none());
-    let error = OutboundProxy::new("https://p:1", "").unwrap_err().to_string();
-    assert!(error.starts_with("HTTPS_PROXY: https:// proxies are not supported"), "{error}");
+    let error = OutboundProxy::new("ftp://p:1", "").unwrap_err().to_string();
+    assert!(error.starts_with("HTTPS_PROXY: ftp:// proxies are not supported"), "{error}");
     assert_eq!(proxy("me:pa://ss@p:1").at().to_string(), "p:1");
     let exempting = OutboundProxy::new("http://p:1", "a.b").unwrap().unwrap();
     assert!(
