@@ -14,6 +14,7 @@ use bytes::Bytes;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 use tracing::{Instrument, Span, debug, info_span, warn};
 
@@ -138,6 +139,10 @@ where
             Arc::clone(&acceptor).read_proxy_header(socket, from);
         } else {
             acceptor.admit(socket, from);
+        }
+        // Accepting is faster than serving, and a task that has lost its permit holds memory until it runs.
+        if acceptor.limits.limiter.has_revoked() || acceptor.closing.has_revoked() {
+            yield_now().await;
         }
     }
 }
@@ -294,11 +299,74 @@ const MAX_DISCARDED: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
     use std::fs::File;
+    use std::future::pending;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use tokio::net::UnixStream;
     use tunnel_base::metrics::Metrics;
 
     use super::*;
+
+    /// A listener with [`CROWD`] connections at once. Then it starts draining.
+    #[derive(Default)]
+    struct Crowd {
+        accepted: AtomicUsize,
+        most_tasks: Arc<AtomicUsize>,
+        drain: Drain,
+    }
+
+    impl Accept for Crowd {
+        type AnyStream = UnixStream;
+
+        fn at(&self) -> impl fmt::Display {
+            "crowd"
+        }
+
+        async fn accept(&self) -> (UnixStream, SocketAddr) {
+            self.most_tasks.fetch_max(self.drain.tasks(), Ordering::Relaxed);
+            if self.accepted.fetch_add(1, Ordering::Relaxed) == CROWD {
+                self.drain.start();
+                pending::<()>().await;
+            }
+            (UnixStream::pair().unwrap().0, ([192, 0, 2, 1], 1).into())
+        }
+    }
+
+    /// A handler that serves a connection until it loses its permit.
+    struct Silent;
+
+    impl ConnectionHandler<UnixStream> for Silent {
+        fn span(&self, _: SocketAddr) -> Span {
+            Span::none()
+        }
+
+        async fn handle(self: Arc<Self>, accepted: Accepted<UnixStream>) {
+            pending::<()>().await;
+            drop(accepted);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_lost_its_permit_ends_before_more_are_accepted() {
+        let crowd = Crowd::default();
+        let drain = crowd.drain.clone();
+        let most_tasks = Arc::clone(&crowd.most_tasks);
+        let limits = AcceptSettings {
+            limiter: FairLimiter::new(PermitLimits::permits(PERMITS)),
+            proxies: Networks::default(),
+            metrics: Metrics::edge(),
+            door: Door::Connections,
+            for_operators: false,
+        };
+        run(crowd, limits, Silent, drain).await;
+        let most_tasks = most_tasks.load(Ordering::Relaxed);
+        assert!(most_tasks <= PERMITS + 1, "{most_tasks} tasks for {PERMITS} permits");
+    }
+
+    const CROWD: usize = 300;
+    const PERMITS: usize = 8;
 
     #[tokio::test]
     async fn connections_are_limited_to_a_quarter_of_the_files_once_files_are_scarce() {

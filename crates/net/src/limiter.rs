@@ -72,6 +72,8 @@ pub struct Permit<K: Clone + Ord + Hash = Source> {
 struct LimiterState<K> {
     limits: PermitLimits,
     next_id: u64,
+    /// Number of permits and waiting calls that are not dropped yet. Revoked ones are in none of the maps.
+    undropped: usize,
     /// The holders of permits, each with the token that is cancelled when its permit is revoked.
     holders: FairMap<K, u64, CancellationToken>,
     /// Holders whose permits are suspended, with their sources.
@@ -109,6 +111,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
         Self(Arc::new(Mutex::new(LimiterState {
             limits,
             next_id: 0,
+            undropped: 0,
             holders: FairMap::new(limits.permits),
             suspended: HashMap::new(),
             waiting: FairMap::new(limits.waiting),
@@ -166,6 +169,12 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
         }
     }
 
+    /// Returns true if a permit was revoked and is not dropped yet: its holder has not run since.
+    pub(crate) fn has_revoked(&self) -> bool {
+        let state = self.0.lock();
+        state.undropped > state.holders.len() + state.suspended.len() + state.waiting.len()
+    }
+
     /// Adds a waiting call. Its receiver is notified when the permit is granted, and closed if the call loses its
     /// place.
     fn enqueue(&self, who: &K) -> (Permit<K>, oneshot::Receiver<()>) {
@@ -208,6 +217,7 @@ struct LimiterWakeups {
 impl<K: Clone + Ord + Hash> LimiterState<K> {
     fn new_id(&mut self) -> u64 {
         self.next_id += 1;
+        self.undropped += 1;
         self.next_id
     }
 
@@ -262,6 +272,7 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
 
     /// Removes a holder or a waiting call, and grants its permit to another source.
     fn release(&mut self, id: u64) -> LimiterWakeups {
+        self.undropped -= 1;
         self.suspended.remove(&id);
         self.holders.remove(&id);
         if let Some(left) = self.waiting.remove(&id) {

@@ -296,6 +296,8 @@ proptest! {
                 assert!(state.holders.len() <= permits);
                 let kept = held.iter().filter(|(_, permit)| !permit.is_revoked()).count();
                 assert_eq!(kept, state.holders.len() + state.suspended.len());
+                drop(state);
+                assert_eq!(limiter.has_revoked(), kept < held.len());
             }
             drop(held);
             assert_empty(&limiter);
