@@ -234,6 +234,7 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert!(config.contains(r#"plain_listen = \"[::]:2222\""#), "{config}");
     assert!(config.contains("/etc/tunnel/tls/clients/tls.key"), "{config}");
     assert_eq!(pod(edge)["hostNetwork"], Value::Null);
+    assert_eq!(pod(edge)["dnsPolicy"], "Default");
     assert_eq!(container(edge)["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": 6000}));
     assert_eq!(pod(edge)["serviceAccountName"], "site-edge");
     let config = chart["ConfigMap site-cloud-conf"]["data"]["mode.toml"].to_string();
