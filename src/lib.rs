@@ -78,6 +78,9 @@
     )
 )]
 
+#[cfg(all(not(target_os = "linux"), any(feature = "server", feature = "edge")))]
+compile_error!("servers and edges need Linux; --no-default-features leaves a user's program");
+
 pub mod acceptor;
 pub mod admin;
 pub mod admission;

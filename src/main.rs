@@ -1,6 +1,5 @@
 //! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
-use rustix::process::{Signal, set_parent_process_death_signal};
 use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
 use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
 use tunnel::command::proxy::{self, ProxyArgs};
@@ -14,7 +13,7 @@ use tunnel::startup::signals::Signals;
 use tunnel::startup::{StartupErrorCollector, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::Drained;
 use tunnel_base::logging::{LogLevelHandle, LogSettings, LoggingGuard};
-use tunnel_net::fd_limit;
+use tunnel_net::{fd_limit, os};
 
 use std::io::{IsTerminal as _, Write as _};
 use std::num::NonZero;
@@ -23,10 +22,12 @@ use std::process::ExitCode;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
+#[cfg(target_os = "linux")]
 use tikv_jemallocator::Jemalloc;
 use tracing::{error, field, info, warn};
 
 /// Returns freed memory to the system after some seconds, on a thread of its own: docs/decisions.md#the-allocator.
+#[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
@@ -89,7 +90,7 @@ fn main() -> ExitCode {
 fn run(role: Role, args: &DaemonArgs) -> ExitCode {
     if args.end_with_parent {
         // Without it the demo's processes outlive a demo that is killed.
-        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+        os::end_with_parent();
     }
     let mut startup = StartupErrorCollector::default();
     let logs = logs(role, args, &mut startup);

@@ -17,7 +17,7 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_net::dial::{AddressFailure, ConnectError, dial_target};
 use tunnel_net::fd_limit;
 use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
-use tunnel_net::listen::announcement::announced;
+use tunnel_net::os::announcement::announced;
 use tunnel_net::resolver::{DnsLookupError, Resolver};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::names::{Host, NodeName, Target};

@@ -1,6 +1,6 @@
 //! Netlink messages to the kernel's netfilter.
 
-use tunnel_net::netlink;
+use tunnel_net::os::netlink;
 
 /// Builds a request with its `number`. Its body is `struct nfgenmsg` with the family and resource ID, then attributes.
 pub(crate) fn message(kind: u16, flags: u16, number: u32, family: u8, of: u16, attributes: &[u8]) -> Vec<u8> {

@@ -12,7 +12,7 @@ use tokio::task::yield_now;
 
 use crate::intercept::netfilter::{HEADERS_LEN, NETLINK_NETFILTER, message};
 use crate::intercept::rules::InterceptSets;
-use tunnel_net::netlink::{self, AF_INET, AF_INET6, attribute, find, split};
+use tunnel_net::os::netlink::{self, AF_INET, AF_INET6, attribute, find, split};
 
 /// Deletes connection tracking entries of unanswered connections to these nodes and ports that are not redirected yet.
 /// Returns their number.

@@ -11,7 +11,7 @@ use socket2::Socket;
 
 use crate::intercept::InterceptError;
 use crate::intercept::netfilter::{NETLINK_NETFILTER, message};
-use tunnel_net::netlink::{self, attribute};
+use tunnel_net::os::netlink::{self, attribute};
 
 /// While it exists, marks a table's name as owned by this process.
 #[derive(Debug)]

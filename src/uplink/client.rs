@@ -21,10 +21,10 @@ use crate::uplink::link_dialer::{DialPreference, LinkDialer, ServerEndpoint, Upl
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::process::memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::handles::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_net::os::memory;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::resolver::Resolver;

@@ -18,10 +18,11 @@ use crate::uplink::client::{MAX_SESSIONS, UserUplinks};
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_base::policy::Networks;
-use tunnel_base::process::memory;
 use tunnel_base::refusal_log::RefusalLog;
 use tunnel_net::listen::{Accept, TcpListenSocket};
-use tunnel_net::sock_diag::remote_user;
+use tunnel_net::os::KNOWS_REMOTE_USERS;
+use tunnel_net::os::memory;
+use tunnel_net::os::sockets::remote_user;
 use tunnel_proto::frame::SessionCategory;
 
 /// A user's proxy that serves clients.
@@ -70,7 +71,7 @@ impl UserProxy {
     }
 }
 
-/// A listening socket that on loopback accepts only connections of this user's processes, and of root's.
+/// A listening socket that at a private address accepts only connections of this user's processes, and of root's.
 struct OwnProcesses {
     socket: TcpListenSocket,
     refusals: RefusalLog,
@@ -96,15 +97,20 @@ impl Accept for OwnProcesses {
     }
 }
 
-/// Accepts the next connection: on loopback, the next one of this user's processes, or of root's. Closes others, with a
-/// call of `refused` with address and user. Cancel safe.
+/// Returns true if connections to an address are from this machine, and the system knows of which user.
+pub(crate) fn is_private(at: SocketAddr) -> bool {
+    KNOWS_REMOTE_USERS && at.ip().is_loopback()
+}
+
+/// Accepts the next connection: at a private address, the next one of this user's processes, or of root's. Closes others,
+/// with a call of `refused` with address and user. Cancel safe.
 pub(crate) async fn accept_own(
     socket: &TcpListenSocket,
     refused: impl Fn(SocketAddr, Option<u32>),
 ) -> (TcpStream, SocketAddr) {
     loop {
         let (stream, from) = socket.accept().await;
-        if !socket.at().ip().is_loopback() {
+        if !is_private(socket.at()) {
             return (stream, from);
         }
         let user = remote_user(&stream).ok();

@@ -1,6 +1,5 @@
 //! Metrics of this process, read from the kernel and the runtime at each scrape.
 
-use std::path::Path;
 use std::time::Duration;
 use std::{fmt, fs};
 
@@ -11,7 +10,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
-use rustix::system::sysinfo;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::logging::dropped_lines;
@@ -58,40 +56,6 @@ fn encode(
     value.encode(to.encode_descriptor(name, help, unit, value.metric_type())?)
 }
 
-/// Returns the memory in bytes that this process may use: the smallest of `limit`, the limits of its control groups and
-/// their parents (v1 and v2), and all memory of the machine.
-pub fn memory(limit: Option<usize>) -> usize {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let machine = sysinfo();
-    let all = machine.totalram * u64::from(machine.mem_unit);
-    let least = group_limits(&groups, Path::new("/sys/fs/cgroup")).into_iter().fold(all, u64::min);
-    usize::try_from(least).unwrap_or(usize::MAX).min(limit.unwrap_or(usize::MAX))
-}
-
-/// Returns the limits of a process's control groups below `root`, given its `/proc/self/cgroup`. In a container a group's
-/// own path may be missing, but the root always exists and then holds the group's limit.
-fn group_limits(groups: &str, root: &Path) -> Vec<u64> {
-    let mut limits = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        // Next to version 1, version 2 is mounted at `unified`.
-        let places: &[_] = match controllers {
-            "" => &[("", "memory.max"), ("unified", "memory.max")],
-            _ if controllers.split(',').any(|one| one == "memory") => &[("memory", "memory.limit_in_bytes")],
-            _ => continue,
-        };
-        for (place, name) in places {
-            for group in Path::new(path.trim_start_matches('/')).ancestors() {
-                let limit = fs::read_to_string(root.join(place).join(group).join(name));
-                // No limit is the word "max", or in version 1 a number that is larger than any machine.
-                limits.extend(limit.ok().and_then(|text| text.trim().parse::<u64>().ok()));
-            }
-        }
-    }
-    limits
-}
-
 /// Returns a field of `/proc/self/stat` by its number in proc(5). Field 2, a name in parentheses, may contain blanks.
 fn stat(field: usize) -> Option<u64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
@@ -133,47 +97,6 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-
-    #[test]
-    fn memory_limits_are_read_from_the_cgroup_and_its_parents() {
-        let root = tempfile::tempdir().unwrap();
-        let limits = |files: &[(&str, &str)], groups: &str| {
-            let _ = fs::remove_dir_all(root.path());
-            for (file, text) in files {
-                let file = root.path().join(file);
-                fs::create_dir_all(file.parent().unwrap()).unwrap();
-                fs::write(file, format!("{text}\n")).unwrap();
-            }
-            group_limits(groups, root.path())
-        };
-        // Version 2, in nested slices of which some have no limit. Its root has no file, except in a container.
-        let files = [
-            ("a.slice/memory.max", "300"),
-            ("a.slice/b.slice/memory.max", "max"),
-            ("a.slice/b.slice/c.service/memory.max", "200"),
-        ];
-        assert_eq!(limits(&files, "0::/a.slice/b.slice/c.service\n"), [200, 300]);
-        assert_eq!(limits(&files[..2], "0::/a.slice/b.slice/c.service\n"), [300]);
-        assert_eq!(limits(&files[1..2], "0::/a.slice/b.slice\n"), [0; 0]);
-        assert_eq!(limits(&[("memory.max", "100")], "0::/kubepods/pod1\n"), [100]);
-        // Version 1, also next to an empty version 2, and version 2 next to a version 1 without memory.
-        let files = [
-            ("memory/a:b/memory.limit_in_bytes", "200"),
-            ("memory/memory.limit_in_bytes", "9223372036854771712"),
-            ("cpu/x/memory.limit_in_bytes", "1"),
-            ("unified/a/cgroup.procs", ""),
-        ];
-        let groups = "5:cpu:/x\n4:hugetlb,memory:/a:b\n0::/a\nnonsense\n";
-        assert_eq!(limits(&files, groups), [200, 9_223_372_036_854_771_712]);
-        assert_eq!(limits(&[("unified/a/memory.max", "400")], "5:cpu:/x\n0::/a/b\n"), [400]);
-        assert_eq!(limits(&[], groups), [0; 0]);
-    }
-
-    #[test]
-    fn a_limit_of_the_config_counts_if_it_is_the_smallest() {
-        let all = memory(None);
-        assert_eq!([memory(Some(1 << 20)), memory(Some(usize::MAX))], [1 << 20, all]);
-    }
 
     #[test]
     fn memory_cpu_time_and_open_files_are_read_from_the_kernel() {

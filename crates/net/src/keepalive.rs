@@ -10,7 +10,16 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use crate::sock_diag::silence;
+use crate::os::sockets::silence;
+
+/// How long a remote has sent nothing, although it owes an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpSilence {
+    /// Time since its last packet.
+    pub time: Duration,
+    /// Number of retransmissions, or probes of a closed window, that it has not answered.
+    pub attempts: u32,
+}
 
 /// The keepalive settings of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,15 +14,16 @@ pub mod keepalive;
 pub mod limiter;
 pub mod listen;
 pub mod mark;
-pub mod netlink;
 pub(crate) mod no_proxy;
+#[cfg_attr(not(target_os = "macos"), path = "os/linux.rs")]
+#[cfg_attr(target_os = "macos", path = "os/macos.rs")]
+pub mod os;
 pub mod path_mtu;
 pub mod pki;
 pub mod pool;
 pub mod proxy_protocol;
 pub mod reload;
 pub mod resolver;
-pub mod sock_diag;
 pub mod socket;
 pub mod tcp_info;
 pub mod tls;

@@ -1,7 +1,5 @@
 //! Listening sockets, and the options of sockets that carry traffic of clients, targets and links.
 
-pub mod announcement;
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -13,7 +11,8 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::{info, warn};
 
 use crate::keepalive::Keepalive;
-use crate::listen::announcement::PortAnnouncement;
+use crate::os::announcement::PortAnnouncement;
+use crate::os::{limit_silence, limit_unsent, set_congestion};
 use crate::socket::Connection;
 
 /// A listening socket of any kind. Accepting never fails.
@@ -192,7 +191,7 @@ impl Accept for TcpListenSocket {
 /// reader.
 pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_notsent_lowat(NOTSENT_LOWAT)?;
+    limit_unsent(socket, NOTSENT_LOWAT)?;
     Keepalive::PROBED.set(socket)
 }
 
@@ -205,10 +204,10 @@ pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()>
     let socket = SockRef::from(socket);
     tune(&socket)?;
     if let Some(congestion) = congestion {
-        socket.set_tcp_congestion(congestion.as_bytes())?;
+        set_congestion(&socket, congestion)?;
     }
-    socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
-    socket.set_tcp_notsent_lowat(LINK_NOTSENT_LOWAT)
+    limit_silence(&socket, TCP_USER_TIMEOUT)?;
+    limit_unsent(&socket, LINK_NOTSENT_LOWAT)
 }
 
 /// Selects cubic for an interactive link, or reno if this process may not use cubic, regardless of the configuration.
@@ -217,8 +216,8 @@ pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()>
 pub fn tune_interactive(socket: &TcpStream) {
     let socket = SockRef::from(socket);
     // The link itself notices a closed socket.
-    if socket.set_tcp_congestion(b"cubic").is_err() {
-        drop(socket.set_tcp_congestion(b"reno"));
+    if set_congestion(&socket, "cubic").is_err() {
+        drop(set_congestion(&socket, "reno"));
     }
 }
 
@@ -229,7 +228,7 @@ pub fn tune_interactive(socket: &TcpStream) {
 /// The kernel lacks it, or does not allow this process to use it. The text contains a hint.
 pub fn try_congestion(name: &str) -> Result<(), String> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|cause| cause.to_string())?;
-    let Err(cause) = socket.set_tcp_congestion(name.as_bytes()) else { return Ok(()) };
+    let Err(cause) = set_congestion(&SockRef::from(&socket), name) else { return Ok(()) };
     let listed = |which: &str| {
         let path = format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control");
         std::fs::read_to_string(path).map_or("unknown".to_owned(), |names| names.trim().to_owned())

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use socket2::SockRef;
 
+use crate::os::set_mark;
+
 /// Global, because the rules that match the mark concern every dial. 0: no mark.
 static MARK: AtomicU32 = AtomicU32::new(0);
 
@@ -22,6 +24,6 @@ pub fn set(mark: u32) {
 pub(crate) fn put_on(socket: &SockRef<'_>) -> io::Result<()> {
     match MARK.load(Relaxed) {
         0 => Ok(()),
-        mark => socket.set_mark(mark),
+        mark => set_mark(socket, mark),
     }
 }

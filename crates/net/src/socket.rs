@@ -16,6 +16,7 @@ use tokio_rustls::{client, server};
 use crate::ChunkStream;
 use crate::hooked::{Hooked, ReadHook};
 use crate::keepalive::DisconnectDetector;
+use crate::os::closed;
 use crate::pool::{BufferPool, PooledBuffer};
 
 /// The stream of a client or a target: TCP, TLS over TCP, or another kind.
@@ -81,13 +82,8 @@ impl Connection for UnixStream {
         self.peer_cred().ok().map(|user| user.uid())
     }
 
-    async fn remote_reset(&self) {
-        // A remote that has closed its socket accepts no bytes either; a remote that has only finished its direction
-        // does.
-        let ended = self.ready(Interest::PRIORITY).await;
-        if ended.is_ok() && self.ready(Interest::WRITABLE).await.is_ok_and(|ready| !ready.is_write_closed()) {
-            std::future::pending().await
-        }
+    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
+        closed(self)
     }
 }
 

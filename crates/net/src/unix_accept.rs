@@ -101,7 +101,8 @@ impl Drop for UnixAccept {
 ///
 /// Changing the file's own mode later could change another file that has the path by then.
 fn private_socket() -> io::Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
     let file = File::from(OwnedFd::from(socket));
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     Ok(OwnedFd::from(file).into())
@@ -110,7 +111,8 @@ fn private_socket() -> io::Result<Socket> {
 /// Returns true if a process listens on a socket's file.
 fn is_listening(path: &Path) -> io::Result<bool> {
     // Must not block on a full queue.
-    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
         Ok(()) => Ok(true),

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_net::ChunkStream;
-use tunnel_net::sock_diag::unacknowledged;
+use tunnel_net::os::sockets::unacknowledged;
 use tunnel_net::socket::{Connection, Socket};
 
 /// Closes one side of an ended copy that is still set to [reset on drop](Connection::set_reset_on_drop).

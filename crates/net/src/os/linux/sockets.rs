@@ -9,7 +9,9 @@ use rustix::io::Errno;
 use socket2::Socket;
 use tokio::net::TcpStream;
 
-use crate::netlink::{self, u32_at as number};
+use super::netlink::{self, u32_at as number};
+use crate::keepalive::TcpSilence;
+use crate::tcp_info::{LossInfo, TcpInfo};
 
 /// Returns how many written bytes the remote's kernel has not acknowledged; 0 once the socket is closed.
 ///
@@ -22,15 +24,6 @@ pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
         Some(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
         None => Ok(0),
     }
-}
-
-/// How long a remote has sent nothing, although it owes an acknowledgement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TcpSilence {
-    /// Time since its last packet.
-    pub time: Duration,
-    /// Number of retransmissions, or probes of a closed window, that it has not answered.
-    pub attempts: u32,
 }
 
 /// Returns the silence of a remote, or `None` if its kernel has all written bytes or the socket is closed.
@@ -51,12 +44,25 @@ pub fn silence(socket: &TcpStream) -> io::Result<Option<TcpSilence>> {
 }
 
 /// Parses a [`TcpSilence`] from `struct tcp_info`.
-pub(super) fn silence_of(info: &[u8]) -> Option<TcpSilence> {
+fn silence_of(info: &[u8]) -> Option<TcpSilence> {
     let [retransmissions, probes] = [2, 3].map(|at| info.get(at).copied().map(u32::from));
     // Milliseconds since the last data and since the last acknowledgement.
     let [data, acknowledgement] = [52, 56].map(|at| number(info, at));
     let time = Duration::from_millis(data?.min(acknowledgement?).into());
     Some(TcpSilence { time, attempts: retransmissions?.max(probes?) })
+}
+
+/// Returns the kernel's state of the connection between two addresses, or `None` if it does not respond.
+pub(crate) fn tcp_info(from: SocketAddr, to: SocketAddr) -> Option<TcpInfo> {
+    let mut room = [0; ROOM];
+    let answer = query(from, to, &[TCP_INFO], &mut room).ok()?;
+    parse_tcp_info(attribute(answer, TCP_INFO)?)
+}
+
+/// Like [`tcp_info`], about lost segments.
+pub(crate) fn losses(from: SocketAddr, to: SocketAddr) -> Option<LossInfo> {
+    let mut room = [0; ROOM];
+    parse_losses(query(from, to, &[TCP_INFO, MEMORY], &mut room).ok()?)
 }
 
 /// Returns the user whose process has the remote end of a connection, which is on this machine.
@@ -70,6 +76,44 @@ pub fn remote_user(socket: &TcpStream) -> io::Result<u32> {
     // A socket without a process has no inode, and some kernels report root as its user.
     let has_process = number(answer, WQUEUE + 8).is_some_and(|inode| inode != 0);
     has_process.then(|| number(answer, WQUEUE + 4)).flatten().ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Parses `struct tcp_info` of Linux 4.19 and later; newer kernels only add fields at the end.
+fn parse_tcp_info(info: &[u8]) -> Option<TcpInfo> {
+    let short = |at| number(info, at);
+    let long = |at| long(info, at);
+    let [segment, unacknowledged, selected, lost, again] = [16, 24, 28, 32, 36].map(short);
+    let segment = u64::from(segment?);
+    let under_way = u64::from(unacknowledged?) + u64::from(again?);
+    let unsent = u64::from(short(144)?);
+    let round_trip = Duration::from_micros(short(68)?.into());
+    Some(TcpInfo {
+        rtt: round_trip,
+        // Before the first measurement the kernel reports the maximum value.
+        least_round_trip: round_trip.min(Duration::from_micros(short(148)?.into())),
+        variation: Duration::from_micros(short(72)?.into()),
+        pacing: long(104)?,
+        delivered: short(192)?,
+        segment,
+        in_flight: under_way.saturating_sub(u64::from(selected?) + u64::from(lost?)) * segment,
+        unsent,
+        written: long(200)?.saturating_sub(long(208)?) + unsent,
+    })
+}
+
+/// Parses what a response about a socket contains of lost segments.
+fn parse_losses(answer: &[u8]) -> Option<LossInfo> {
+    let info = attribute(answer, TCP_INFO)?;
+    let memory = attribute(answer, MEMORY)?;
+    Some(LossInfo {
+        timeouts: *info.get(2)?,
+        remote_has_gap: number(info, 28)? > 0,
+        // Memory for received bytes, of which none can be read.
+        has_gap: number(memory, 0)? > 0 && number(answer, RQUEUE)? == 0,
+        path_mtu: number(info, 60)?.into(),
+        rtt: Duration::from_micros(number(info, 68)?.into()),
+        received: long(info, 128)?,
+    })
 }
 
 /// A listening socket.
@@ -133,7 +177,7 @@ fn if_found(answer: io::Result<&[u8]>) -> io::Result<Option<&[u8]>> {
 /// # Errors
 ///
 /// There is no such socket, or the system does not report it.
-pub(super) fn query<'a>(
+fn query<'a>(
     from: SocketAddr,
     to: SocketAddr,
     attributes: &[u16],
@@ -181,7 +225,7 @@ pub(super) fn unix_sockets(mut each: impl FnMut(&[u8], Option<u32>)) -> io::Resu
 static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
 
 /// Returns the value of one attribute of a response.
-pub(super) fn attribute(answer: &[u8], expected_kind: u16) -> Option<&[u8]> {
+fn attribute(answer: &[u8], expected_kind: u16) -> Option<&[u8]> {
     netlink::find(answer.get(ATTRIBUTES..)?, expected_kind)
 }
 
@@ -208,7 +252,7 @@ fn question(from: SocketAddr, to: SocketAddr, attributes: &[u16]) -> Vec<u8> {
     netlink::request(SOCK_DIAG_BY_FAMILY, 0, 0, &question)
 }
 
-pub(super) fn long(answer: &[u8], at: usize) -> Option<u64> {
+fn long(answer: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(answer.get(at..at + 8)?.try_into().ok()?))
 }
 
@@ -220,7 +264,7 @@ const SOURCE: usize = netlink::HEADER_LEN + 8;
 /// Offset of `idiag_cookie`: after the two addresses and the interface.
 const COOKIE: usize = SOURCE + 36;
 /// Offset of `idiag_rqueue`: after the header, family and state, the two addresses, and the timer.
-pub(super) const RQUEUE: usize = netlink::HEADER_LEN + 4 + 48 + 4;
+const RQUEUE: usize = netlink::HEADER_LEN + 4 + 48 + 4;
 /// Offset of `idiag_wqueue`.
 const WQUEUE: usize = RQUEUE + 4;
 /// Offset of the attributes: after the header and `struct inet_diag_msg`.
@@ -236,11 +280,11 @@ const UDIAG_SHOW_UID: u32 = 0x40;
 const UNIX_DIAG_NAME: u16 = 0;
 const UNIX_DIAG_UID: u16 = 7;
 /// The attribute with `struct tcp_info`.
-pub(super) const TCP_INFO: u16 = 2;
+const TCP_INFO: u16 = 2;
 /// The attribute with the socket's memory (`INET_DIAG_SKMEMINFO`).
-pub(super) const MEMORY: u16 = 7;
+const MEMORY: u16 = 7;
 /// Larger than any response about one socket.
-pub(super) const ROOM: usize = 1024;
+const ROOM: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -276,5 +320,13 @@ mod tests {
             near.try_read(&mut [0; 9]).unwrap_err();
             assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}, reset");
         }
+    }
+
+    #[test]
+    fn parsing_a_tcp_info_of_any_length_never_panics() {
+        assert!((0..300).filter_map(|len| parse_tcp_info(&vec![1; len])).count() == 300 - 216);
+        assert!((0..300).filter_map(|len| silence_of(&vec![1; len])).count() == 300 - 60);
+        assert!((0..300).all(|len| parse_losses(&vec![1; len]).is_none()));
+        assert!((0..200).all(|len| attribute(&vec![20; len], 2).is_none()));
     }
 }

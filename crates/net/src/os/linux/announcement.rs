@@ -13,7 +13,7 @@ use std::{fs, io};
 use parking_lot::Mutex;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::sock_diag::{listening_at, unix_sockets};
+use super::sockets::{listening_at, unix_sockets};
 
 /// The announcement of a port, until dropped.
 #[derive(Debug)]
