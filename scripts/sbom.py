@@ -17,8 +17,9 @@ import tomllib
 
 PACKAGE = "tunnel"
 LICENCES = """\
-The program contains these crates. It also contains Rust's standard library (Apache-2.0 OR MIT), and the GNU C library
-(LGPL-2.1-or-later), as the program is linked with it statically. Each text below names the crates that come with it.
+The program contains these crates. It also contains Rust's standard library (Apache-2.0 OR MIT) and, on Linux, the GNU C
+library (LGPL-2.1-or-later), as the program is linked with it statically. Each text below names the crates that come with
+it.
 
 {}
 """
