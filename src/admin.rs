@@ -454,7 +454,7 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
 }
 
 /// Paths that are only served to this machine.
-const PRIVATE: [&str; 5] = ["/", "/events", "/status", "/nodes", "/grants"];
+const PRIVATE: [&str; 6] = ["/", "/events", "/status", "/nodes", "/grants", "/machines"];
 
 const READS: [Method; 2] = [Method::GET, Method::HEAD];
 

@@ -1,11 +1,13 @@
 //! Machines that become nodes, or devices of users, by invitation: creates and redeems invitations, and knows the
-//! tokens of those that have joined.
+//! tokens of those that have joined, and when they were seen.
 
 pub(crate) mod grants;
+pub(crate) mod seen;
 pub mod shared_state;
 pub mod shared_text;
 pub mod store;
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{SetOnce, oneshot, watch};
+use tokio::sync::{Notify, SetOnce, oneshot, watch};
 use tracing::field::display;
 use tracing::info;
 
@@ -41,7 +43,13 @@ pub struct SharedEnrolments {
     state: SharedState,
     /// The text of grants.
     pub(crate) grants: SharedState,
-    /// Maximum number of grants.
+    /// The text of when machines were seen.
+    pub(crate) seen: SharedState,
+    /// When machines were last linked here, and whether they are: while others hold a clone. Until that is written.
+    uses: Mutex<HashMap<String, (u64, Arc<()>)>>,
+    /// Notified when a device is linked that would soon end as unused.
+    seen_ending: Notify,
+    /// Maximum number of grants, and of machines in the text of those seen.
     most_grants: usize,
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
@@ -113,7 +121,7 @@ impl SharedEnrolments {
     /// Creates an empty state. It is filled by [`SharedState::follow`] and by reads on demand.
     pub fn new(
         store: Box<dyn TextStore>,
-        (grants, most_grants): (Box<dyn TextStore>, usize),
+        ([grants, seen], most_grants): ([Box<dyn TextStore>; 2], usize),
         authority: ReloadedValue<AdvertisedCa>,
         refusals: RefusalLog,
     ) -> Arc<Self> {
@@ -122,6 +130,9 @@ impl SharedEnrolments {
         Arc::new(Self {
             state: SharedState::new(store, changed.clone()),
             grants: SharedState::new(grants, changed),
+            seen: SharedState::new(seen, watch::Sender::new(())),
+            uses: Mutex::default(),
+            seen_ending: Notify::new(),
             most_grants,
             joining: Mutex::default(),
             authority,
@@ -134,7 +145,7 @@ impl SharedEnrolments {
         self.known().key_of(&SecretHash::of(secret))
     }
 
-    /// Returns the device that this token should prove; see [`JoinedDevice::is_joined`].
+    /// Returns the device that this token should prove; see [`JoinedDevice::check`].
     pub fn device(self: &Arc<Self>, device: UserDevice, token: &str) -> Arc<dyn JoinedDevice> {
         Arc::new(EnrolledDevice { device, token: SecretHash::of(token), enrolments: self.clone() })
     }
@@ -144,8 +155,8 @@ impl SharedEnrolments {
         self.authority.load().certificates.clone()
     }
 
-    /// Creates an invitation of a node or user that is valid for `lasting`, or a join key for `uses` nodes. `who` is
-    /// the actor in the log.
+    /// Creates an invitation of a node or user that is valid for `lasting`, or a join key for `uses` nodes. With `keep`
+    /// the user's device remains even if it is unused. `who` is the actor in the log.
     ///
     /// # Errors
     ///
@@ -155,6 +166,7 @@ impl SharedEnrolments {
         invitee: &Invitee,
         uses: Option<u32>,
         lasting: Duration,
+        keep: bool,
         who: &str,
     ) -> Result<NewInvitation, String> {
         let authority = self.authority.load();
@@ -163,14 +175,22 @@ impl SharedEnrolments {
         let hash = SecretHash::of(&code.secret());
         let until = now.saturating_add(lasting.as_secs());
         let ttl_seconds = lasting.as_secs();
-        self.change(|enrolled| enrolled.invite(hash.clone(), invitee, uses, until, now)).await?;
+        let invite = |enrolled: &mut Enrolments| {
+            enrolled.invite(hash.clone(), invitee, uses, until, now)?;
+            if keep {
+                enrolled.keep(&hash);
+            }
+            Ok(())
+        };
+        self.change(invite).await?;
         let key = uses.map(|_| hash.id());
         if let Some(key) = &key {
             info!(target: AUDIT, actor = who, key, nodes = %invitee, uses, ttl_seconds, "join key created");
         } else {
             let node = invitee.node().map(display);
             let user = invitee.user().map(display);
-            info!(target: AUDIT, actor = who, node, user, ttl_seconds, "invitation created");
+            let keep = keep.then_some(true);
+            info!(target: AUDIT, actor = who, node, user, ttl_seconds, keep, "invitation created");
         }
         Ok(NewInvitation { code, until, key, host: authority.host.clone() })
     }
@@ -182,7 +202,9 @@ impl SharedEnrolments {
     /// Fails if the store cannot be read.
     pub async fn list(&self) -> Result<Vec<ListedEnrolment>, String> {
         self.read_store().await?;
-        Ok(self.known().list(now()))
+        // Without that text, the times are as last read.
+        let _ = self.seen.read_store().await;
+        Ok(self.listed())
     }
 
     /// Revokes as [`Enrolments::revoke`] does, with the grants that the user has, and those that user or device has given.
@@ -330,8 +352,15 @@ impl JoinedDevice for EnrolledDevice {
         &self.device
     }
 
-    fn is_joined(&self) -> bool {
-        self.enrolments.known().proves_device(&self.device, &self.token)
+    fn check(&self) -> Result<(), &'static str> {
+        let known = self.enrolments.known();
+        if known.proves_device(&self.device, &self.token) {
+            Ok(())
+        } else if known.was_unused(&self.token) {
+            Err("ended at this device, which was unused for 90 days")
+        } else {
+            Err("was revoked")
+        }
     }
 }
 

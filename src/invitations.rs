@@ -14,8 +14,12 @@ pub trait JoinedDevice: fmt::Debug + Send + Sync {
     /// Returns the device.
     fn device(&self) -> &UserDevice;
 
-    /// Returns true if the device has joined with its token, and was not revoked since.
-    fn is_joined(&self) -> bool;
+    /// Checks whether the device has joined with its token, and has not ended since.
+    ///
+    /// # Errors
+    ///
+    /// Returns how the user's access has ended, as the rest of a sentence.
+    fn check(&self) -> Result<(), &'static str>;
 }
 
 /// Grants of users to revoke: one of these.
@@ -61,6 +65,15 @@ pub struct ListedEnrolment {
     pub used: Option<u32>,
     /// Whether it has joined.
     pub joined: bool,
+    /// When it joined, in seconds since 1970, within about an hour; absent if that was before servers noted it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joined_at: Option<u64>,
+    /// When it was last linked, in seconds since 1970. Other servers' links are known within about an hour.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<u64>,
+    /// When the user's device ends if it stays unused, in seconds since 1970; absent if it does not end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ends: Option<u64>,
     /// Expiration time of its open invitation, in seconds since 1970; of several the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invited_until: Option<u64>,

@@ -177,6 +177,10 @@ impl ServerAdmin {
             // An invitation is the right to join, so only the socket and admins' links offer them, whatever a port's
             // client proves.
             "/grants" if get => grants::list(self),
+            "/machines" if get => {
+                let all = self.enrolment.get().map(|store| store.listed()).unwrap_or_default();
+                json(&all.into_iter().filter(|one| one.joined).collect::<Vec<_>>())
+            }
             "/invitations" | "/revocations" | "/grants" | "/grants/revoke"
                 if matches!(requester, AdminRequester::Address(..)) =>
             {

@@ -73,12 +73,11 @@ impl ClientIdentity {
             }
             Self::None => Ok((None, UNTIL_CHANGED)),
             Self::User(user) => Ok((Some(user.clone()), UNTIL_CHANGED)),
-            Self::Device(device) if device.is_joined() => {
-                Ok((Some(device.device().user.to_string()), UNTIL_CHANGED))
-            }
             Self::Device(device) => {
                 let user = &device.device().user;
-                Err(Denial::Forbidden(format!("the access of user {user} was revoked")))
+                let checked = device.check();
+                checked.map_err(|why| Denial::Forbidden(format!("the access of user {user} {why}")))?;
+                Ok((Some(user.to_string()), UNTIL_CHANGED))
             }
             Self::Certificate(certificate) => {
                 let now = policy.certificates.as_ref().map(|request| &request.tls);

@@ -43,6 +43,9 @@ pub struct InviteArgs {
     #[arg(long, value_name = "NUMBER", requires = "nodes", conflicts_with = "user")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_USES)))]
     pub uses: Option<u32>,
+    /// Let the user's device remain even if it is unused for 90 days.
+    #[arg(long, requires = "user")]
+    pub keep: bool,
     /// What else the grant to a user says.
     #[command(flatten)]
     pub terms: GrantTerms,
@@ -124,6 +127,9 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
     if let Some(uses) = args.uses {
         // Otherwise absent, as older servers do not know it.
         body["uses"] = uses.into();
+    }
+    if args.keep {
+        body["keep"] = true.into();
     }
     let answer = api.post("/invitations", body.to_string()).await?;
     let InvitationResponse { code, cloud, key, .. } = api.parse(&answer)?;
@@ -257,13 +263,16 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<Str
 
 /// Returns a table of nodes, and one of users and one of join keys if there are any.
 fn tables(all: &[ListedEnrolment]) -> String {
-    let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION", "KEY"]);
-    let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION"]);
+    let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION", "KEY", "SINCE", "LAST SEEN"]);
+    let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION", "SINCE", "LAST SEEN", "IF UNUSED"]);
     let mut keys = Table::new(&["KEY", "NODES", "USES", "LEFT", "OPEN"]);
     let mut has_users = false;
     let mut has_keys = false;
+    let now = now();
     for one in all {
-        let left = |until: u64| format!("{} left", duration(until.saturating_sub(now()) as f64));
+        let left = |until: u64| format!("{} left", duration(until.saturating_sub(now) as f64));
+        let ago = |at: u64| format!("{} ago", duration(now.saturating_sub(at) as f64));
+        let [since, seen] = [one.joined_at, one.last_seen].map(|at| at.map_or("-".to_owned(), ago));
         let invited = one.invited_until.map_or("-".to_owned(), left);
         let name = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), printable::printable);
         if one.pattern.is_some() {
@@ -274,15 +283,24 @@ fn tables(all: &[ListedEnrolment]) -> String {
             keys.row(vec![name(&one.key), name(&one.pattern), uses.to_string(), rest, invited]);
         } else if one.user.is_some() {
             has_users = true;
-            users.row(vec![name(&one.user), name(&one.device), invited]);
+            let ends = one.ends.map_or("-".to_owned(), left);
+            users.row(vec![name(&one.user), name(&one.device), invited, since, seen, ends]);
         } else {
             let joined = if one.joined { "yes" } else { "no" }.to_owned();
-            nodes.row(vec![name(&one.node), joined, invited, name(&one.key)]);
+            nodes.row(vec![name(&one.node), joined, invited, name(&one.key), since, seen]);
         }
     }
     let more = [(has_users, users), (has_keys, keys)].into_iter().filter(|(has_any, _)| *has_any);
-    more.fold(format!("{nodes}\n"), |text, (_, table)| format!("{text}\n{table}\n"))
+    let text = more.fold(format!("{nodes}\n"), |text, (_, table)| format!("{text}\n{table}\n"));
+    let ending = all.iter().filter(|one| one.ends.is_some_and(|ends| ends <= now.saturating_add(WARNING)));
+    match ending.count() {
+        0 => text,
+        ending => format!("{text}\n! devices that end within 14 days unless they are used: {ending}\n"),
+    }
 }
+
+/// How long before the end of an unused device a line tells it, in seconds.
+const WARNING: u64 = 14 * 24 * 3600;
 
 /// Formats a duration in words.
 fn format_duration(lasting: Duration) -> String {

@@ -9,12 +9,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
+use crate::enrolment::seen::{SeenMachines, is_default};
 use crate::invitations::ListedEnrolment;
 use crate::invitations::invitee::Invitee;
 use tunnel_proto::names::{NodeName, UserDevice};
 
-/// Invitations, and the tokens of nodes and devices that have used one; or in a second text, which older servers need
-/// not understand, the grants of users. Times are seconds since 1970.
+/// Invitations, and the tokens of nodes and devices that have used one; or in a text of its own, which older servers need
+/// not understand, the grants of users, or when machines were seen. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Enrolments {
@@ -25,6 +26,9 @@ pub struct Enrolments {
     /// Grants as they were written: also those of newer servers, which give nothing here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) grants: Vec<serde_json::Value>,
+    /// When machines were seen.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) seen: SeenMachines,
 }
 
 /// The hash of a secret. The secret is random and long, so the hash needs no salt.
@@ -53,6 +57,12 @@ struct StoredInvitation {
     /// The token that the node had before, which also proves it until the new one has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     previous: Option<PreviousToken>,
+    /// Whether the device that uses it remains even if it is unused.
+    #[serde(default, skip_serializing_if = "is_default")]
+    keep: bool,
+    /// Whether it only notes that the device with this token has ended at `until`, because it was unused.
+    #[serde(default, skip_serializing_if = "is_default")]
+    unused: bool,
     /// Fields of newer servers, which older ones must not drop.
     #[serde(flatten)]
     unknown: BTreeMap<String, serde_json::Value>,
@@ -195,6 +205,45 @@ impl Enrolments {
         self.invitations
             .insert(secret, StoredInvitation { node, until, uses, ..StoredInvitation::default() });
         Ok(())
+    }
+
+    /// Lets the device that uses an invitation remain even if it is unused.
+    pub(super) fn keep(&mut self, secret: &SecretHash) {
+        if let Some(invitation) = self.invitations.get_mut(secret) {
+            invitation.keep = true;
+        }
+    }
+
+    /// Returns all that have joined, by [`Invitee::key`], and while the invitation is known, whether it keeps the device.
+    pub(super) fn machines(&self) -> impl Iterator<Item = (&String, Option<bool>)> {
+        let used = self.invitations.values().filter_map(|one| Some((one.used_for.as_ref()?, one.keep)));
+        let keep: BTreeMap<_, _> = used.collect();
+        self.tokens.iter().map(move |(name, token)| (name, keep.get(token).copied()))
+    }
+
+    /// Ends the first of these devices: within a day a tenth of all at most, as a clock may be wrong, but at least one.
+    /// Returns which.
+    pub(super) fn end_unused(&mut self, unused: &[&String], now: u64) -> Vec<String> {
+        let is_of_today = |one: &&StoredInvitation| one.unused && one.until.saturating_add(24 * 3600) > now;
+        let ended = self.invitations.values().filter(is_of_today).count();
+        let devices = ended + self.tokens.keys().filter(|key| key.contains('/')).count();
+        let most = (devices / 10).max(1).saturating_sub(ended);
+        let ended =
+            unused.iter().filter_map(|name| self.tokens.remove_entry(*name)).take(most).collect::<Vec<_>>();
+        for (name, token) in &ended {
+            // Servers that do not know it keep it: an invitation that is used. So all learn the reason at once.
+            let note = self.invitations.entry(token.clone()).or_default();
+            note.node.clone_from(name);
+            note.until = now;
+            note.unused = true;
+            note.used_for = Some(token.clone());
+        }
+        ended.into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Returns true if the device with this token has ended because it was unused. That is known for a day.
+    pub(super) fn was_unused(&self, token: &SecretHash) -> bool {
+        self.invitations.get(token).is_some_and(|one| one.unused)
     }
 
     /// Returns the ID of the join key that has that secret, if it is one.
@@ -770,5 +819,57 @@ mod tests {
         assert!(!text.contains("\"secret\"") && !text.contains("\"token\""), "{text}");
         assert_eq!(Enrolments::parse(b" \n"), Ok(Enrolments::default()));
         assert!(Enrolments::parse(b"{\"nodes\":[]}").unwrap_err().contains("not written by a server"));
+    }
+
+    #[test]
+    fn unused_devices_end_with_a_reason_a_tenth_in_a_day_and_one_at_least() {
+        let mut enrolled = Enrolments::default();
+        let names: Vec<_> = (10..35).map(|n| format!("alice/{n}")).collect();
+        for name in names.iter().map(String::as_str).chain(["shop-1"]) {
+            let (device, invitee) = (subject(name), name.split_inclusive('/').next().unwrap());
+            enrolled.invite(of(name), &subject(invitee), None, 1000, 0).unwrap();
+            enrolled.join(&of(name), &device, of(&format!("token of {name}")), 1).unwrap();
+        }
+        let unused: Vec<_> = names.iter().collect();
+        let day = 24 * 3600;
+        assert_eq!(enrolled.end_unused(&unused, 1), ["alice/10", "alice/11"]);
+        assert_eq!(Enrolments::parse(&enrolled.to_text()), Ok(enrolled.clone()));
+        assert!(enrolled.end_unused(&unused, day).is_empty());
+        assert!(
+            enrolled.was_unused(&of("token of alice/10")) && !enrolled.was_unused(&of("token of alice/12"))
+        );
+        assert_eq!(
+            enrolled.join(&of("alice/10"), &subject("alice/10"), of("u"), 2),
+            Err(InvitationError::Used)
+        );
+        assert_eq!(enrolled.list(2).len(), 24, "the notes are no invitations");
+        assert_eq!(enrolled.end_unused(&unused, day + 1), ["alice/12", "alice/13"]);
+        // The notes of the first day have ended.
+        enrolled.invite(of("new"), &subject("alice/"), None, 1000, day + 1).unwrap();
+        assert!(
+            !enrolled.was_unused(&of("token of alice/10")) && enrolled.was_unused(&of("token of alice/13"))
+        );
+        let last = ["alice/34".to_owned(), "alice/33".to_owned()];
+        enrolled.tokens.retain(|name, _| last.contains(name) || name == "shop-1");
+        enrolled.invitations.clear();
+        assert_eq!(enrolled.end_unused(&[&last[0], &last[1]], 1), [last[0].clone()]);
+        assert_eq!(enrolled.joined(), ["shop-1".to_owned()].into());
+    }
+
+    #[test]
+    fn an_invitation_keeps_its_device_and_tells_while_it_is_known() {
+        let mut enrolled = invited();
+        for (secret, device, keep) in [("one", "alice/kept", true), ("two", "alice/other", false)] {
+            enrolled.invite(of(secret), &subject("alice/"), None, 1000, 0).unwrap();
+            if keep {
+                enrolled.keep(&of(secret));
+            }
+            enrolled.join(&of(secret), &subject(device), of(device), 1).unwrap();
+        }
+        let mut enrolled = Enrolments::parse(&enrolled.to_text()).unwrap();
+        let kept = |enrolled: &Enrolments| enrolled.machines().map(|(_, keep)| keep).collect::<Vec<_>>();
+        assert_eq!(kept(&enrolled), [Some(true), Some(false)]);
+        enrolled.invitations.clear();
+        assert_eq!(kept(&enrolled), [None, None]);
     }
 }

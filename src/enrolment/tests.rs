@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::enrolment::shared_text::{FileTextStore, SharedStateError, TextStore, VersionedText};
+use tunnel_base::drain::Drain;
 use tunnel_base::policy::grants::{FOR_EVER, Grant};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_proto::names::NodeName;
@@ -23,7 +24,11 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> 
         let authority = AdvertisedCa::load(ca.clone(), cert.clone()).unwrap();
         SharedEnrolments::new(
             Box::new(FileTextStore::new(place.join("enrolled"))),
-            (Box::new(FileTextStore::new(place.join("enrolled.grants"))), 2),
+            (
+                ["enrolled.grants", "enrolled.seen"]
+                    .map(|name| Box::new(FileTextStore::new(place.join(name))) as _),
+                2,
+            ),
             authority,
             RefusalLog::default(),
         )
@@ -31,9 +36,9 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> 
     (0..count).map(|_| server()).collect()
 }
 
-/// A store of grants of its own.
-fn no_grants() -> (Box<dyn TextStore>, usize) {
-    (Box::new(LossyStore::default()), 0)
+/// Stores of grants and of seen machines of its own.
+fn no_grants() -> ([Box<dyn TextStore>; 2], usize) {
+    ([Box::new(LossyStore::default()), Box::new(LossyStore::default())], 0)
 }
 
 /// How a write to a [`LossyStore`] ends.
@@ -115,7 +120,7 @@ async fn machines_that_join_at_once_at_two_servers_with_a_slow_store_all_join_be
         SharedEnrolments::new(Box::new(store.clone()), no_grants(), authority.clone(), RefusalLog::default())
     });
     let pattern = "shop-*".parse().unwrap();
-    let code = servers[0].invite(&pattern, Some(500), HOUR, "test").await.unwrap().code;
+    let code = servers[0].invite(&pattern, Some(500), HOUR, false, "test").await.unwrap().code;
     let (secret, started) = (code.secret(), Instant::now());
     let joins = (0..500).map(|n| {
         let (server, secret) = (&servers[n % 2], &secret);
@@ -140,7 +145,7 @@ async fn a_join_whose_response_was_lost_is_the_first_use_of_its_key() {
             servers[0].authority.clone(),
             RefusalLog::default(),
         );
-        let invited = server.invite(&"shop-*".parse().unwrap(), Some(1), HOUR, "test").await.unwrap();
+        let invited = server.invite(&"shop-*".parse().unwrap(), Some(1), HOUR, false, "test").await.unwrap();
         store.0.lock().1 = Some(end);
         let code = invited.code;
         let first = server
@@ -161,7 +166,7 @@ async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect(
             servers[0].authority.clone(),
             RefusalLog::default(),
         );
-        server.invite(&node(), None, HOUR, "test").await.unwrap();
+        server.invite(&node(), None, HOUR, false, "test").await.unwrap();
         store.0.lock().1 = Some(end);
         assert!(server.revoke(&node(), "test").await.unwrap(), "{end:?}");
         assert!(!server.revoke(&node(), "test").await.unwrap(), "it was revoked before");
@@ -194,7 +199,7 @@ const FROM: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 async fn exactly_one_of_ten_concurrent_joins_with_one_invitation_succeeds() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 3);
-    let invited = servers[0].invite(&node(), None, HOUR, "test").await.unwrap();
+    let invited = servers[0].invite(&node(), None, HOUR, false, "test").await.unwrap();
     let secret = invited.code.secret();
     let joins = (0..10).map(|n| {
         let (server, secret) = (servers[n % 3].clone(), secret.clone());
@@ -218,7 +223,7 @@ async fn exactly_one_of_ten_concurrent_joins_with_one_invitation_succeeds() {
 async fn an_invitation_contains_the_pin_of_the_signing_ca_and_a_host_name() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 1);
-    let invited = servers[0].invite(&node(), None, HOUR, "test").await.unwrap();
+    let invited = servers[0].invite(&node(), None, HOUR, false, "test").await.unwrap();
     let certificates = servers[0].certificates();
     let all: Vec<_> = rustls_pemfile::certs(&mut certificates.as_bytes()).map(Result::unwrap).collect();
     assert_eq!(invited.code.pin(), pin_of(&all[1]));
@@ -241,7 +246,7 @@ async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
         let unknown = |outcome: &_| matches!(outcome, Err(JoinRefusal::Uninvited(InvitationError::Unknown)));
         assert!(guesses.iter().all(unknown), "{guesses:?}");
         // A peer has just created this one.
-        let code = peer.invite(&node(), None, HOUR, "test").await.unwrap().code.secret();
+        let code = peer.invite(&node(), None, HOUR, false, "test").await.unwrap().code.secret();
         let right = token(2);
         let (joined, _) = tokio::join!(join(&here, &code, "edge7", &right), guess(n));
         joined.unwrap();
@@ -270,7 +275,7 @@ async fn malformed_joins_and_unusable_stores_have_different_errors() {
     std::fs::write(place.path().join("enrolled"), "10.0.0.1 somebody's hosts").unwrap();
     let outcome = join(&servers[0], "secret", "edge7", &token(1)).await.unwrap_err();
     assert!(matches!(outcome, JoinRefusal::Later(_)), "{outcome}");
-    let outcome = servers[0].invite(&node(), None, HOUR, "test").await.unwrap_err().to_string();
+    let outcome = servers[0].invite(&node(), None, HOUR, false, "test").await.unwrap_err().to_string();
     assert!(outcome.contains("name another store"), "{outcome}");
     assert_eq!(std::fs::read_to_string(place.path().join("enrolled")).unwrap(), "10.0.0.1 somebody's hosts");
 }
@@ -279,11 +284,11 @@ async fn malformed_joins_and_unusable_stores_have_different_errors() {
 async fn an_emptied_store_revokes_no_node_and_accepts_no_invitation() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 1);
-    let invited = servers[0].invite(&node(), None, HOUR, "test").await.unwrap();
+    let invited = servers[0].invite(&node(), None, HOUR, false, "test").await.unwrap();
     join(&servers[0], &invited.code.secret(), "edge7", &token(1)).await.unwrap();
     std::fs::remove_file(place.path().join("enrolled")).unwrap();
     assert!(servers[0].read_store().await.unwrap_err().to_string().contains("the store is empty"));
-    assert!(servers[0].invite(&node(), None, HOUR, "test").await.is_err());
+    assert!(servers[0].invite(&node(), None, HOUR, false, "test").await.is_err());
     assert_eq!(servers[0].known().proves(&name(), &token(1)), Some(true));
 }
 
@@ -293,14 +298,17 @@ async fn an_emptied_store_revokes_no_node_and_accepts_no_invitation() {
 async fn a_device_is_joined_with_its_token_until_it_is_revoked() {
     let place = tempfile::tempdir().unwrap();
     let server = servers(place.path(), 1).remove(0);
-    let code = server.invite(&"alice/".parse().unwrap(), None, HOUR, "test").await.unwrap().code;
+    let code = server.invite(&"alice/".parse().unwrap(), None, HOUR, false, "test").await.unwrap().code;
     let [laptop, other] = [1, 2].map(|n| server.device("alice/laptop".parse().unwrap(), &token(n)));
-    assert!(!laptop.is_joined());
+    assert!(laptop.check().is_err());
     join(&server, &code.secret(), "alice/laptop", &token(1)).await.unwrap();
-    assert!(laptop.is_joined() && !other.is_joined());
+    assert!(laptop.check().is_ok() && other.check().is_err());
     let changes = server.changes();
     assert!(server.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
-    assert!(!laptop.is_joined() && changes.has_changed().unwrap(), "and what depends on it is judged again");
+    assert!(
+        laptop.check().is_err() && changes.has_changed().unwrap(),
+        "and what depends on it is judged again"
+    );
 }
 
 #[tokio::test]
@@ -308,7 +316,7 @@ async fn a_server_notices_that_another_one_has_undone_its_change() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 2);
     let invite = async |server: &SharedEnrolments, node: &str| {
-        server.invite(&node.parse().unwrap(), None, Duration::from_secs(60), "test").await.unwrap();
+        server.invite(&node.parse().unwrap(), None, Duration::from_secs(60), false, "test").await.unwrap();
     };
     invite(&servers[1], "node1").await;
     servers[0].read_store().await.unwrap();
@@ -397,4 +405,100 @@ async fn a_server_follows_the_grants_of_others_and_keeps_those_it_knows_without_
     assert!(!has(&servers[0]), "a field of a newer server");
     servers[0].grant(&grant("c", "carol", "uid=0")).await.unwrap();
     assert!(std::fs::read_to_string(&file).unwrap().contains("\"only\":\"monday\""), "is kept");
+}
+
+/// Lets users' devices join, as if they were unused for 90 days but for an hour.
+async fn devices_unused(place: &std::path::Path, server: &SharedEnrolments, names: &[&str]) {
+    let mut machines = Vec::new();
+    for (n, name) in names.iter().enumerate() {
+        let user = format!("{}/", name.split('/').next().unwrap()).parse().unwrap();
+        let code = server.invite(&user, None, HOUR, false, "test").await.unwrap().code;
+        join(server, &code.secret(), name, &token(n)).await.unwrap();
+        machines.push(format!("{name:?}:{{\"unused\":{}}}", 90 * 86400 - 3600 + n));
+    }
+    let text = format!("{{\"seen\":{{\"written\":{NOW},\"machines\":{{{}}}}}}}", machines.join(","));
+    std::fs::write(place.join("enrolled.seen"), text).unwrap();
+}
+
+const NOW: u64 = 1_800_000_000;
+
+#[tokio::test]
+async fn devices_that_no_server_has_seen_end_with_their_grants_and_without_a_store_none() {
+    let place = tempfile::tempdir().unwrap();
+    let servers = servers(place.path(), 2);
+    let all = ["alice/laptop", "alice/phone", "bob/old"];
+    devices_unused(place.path(), &servers[0], &all).await;
+    let joined = async |server: &SharedEnrolments| {
+        let all = server.list().await.unwrap().into_iter();
+        all.filter(|one| one.joined)
+            .map(|one| format!("{}/{}", one.user.unwrap(), one.device.unwrap()))
+            .collect()
+    };
+    let left: Vec<String> = joined(&servers[0]).await;
+    assert_eq!(left, all);
+    servers[0].grant(&grant("a", "carol", "bob/old")).await.unwrap();
+    // What only one server can note, the other one knows.
+    let link = servers[1].linked("alice/phone".into());
+    servers[1].note_uses(NOW + 1800).await.unwrap();
+    let here = servers[0].linked("alice/laptop".into());
+    for broken in ["", "somebody's text"] {
+        let text = std::fs::read(place.path().join("enrolled.seen")).unwrap();
+        std::fs::write(place.path().join("enrolled.seen"), broken).unwrap();
+        servers[0].note_uses(NOW + 3600).await.unwrap_err();
+        std::fs::write(place.path().join("enrolled.seen"), text).unwrap();
+    }
+    std::fs::rename(place.path().join("enrolled"), place.path().join("away")).unwrap();
+    servers[0].note_uses(NOW + 3600).await.unwrap_err();
+    std::fs::rename(place.path().join("away"), place.path().join("enrolled")).unwrap();
+    let left: Vec<String> = joined(&servers[1]).await;
+    assert_eq!(left, all, "a server without a store ends none");
+
+    let old = servers[1].device("bob/old".parse().unwrap(), &token(2));
+    servers[0].note_uses(NOW + 3600).await.unwrap();
+    let left: Vec<String> = joined(&servers[1]).await;
+    assert_eq!(left, all[..2]);
+    assert_eq!(old.check(), Err("ended at this device, which was unused for 90 days"));
+    assert!(servers[0].live_grants().is_empty(), "nor do those remain that it has given");
+    drop((link, here));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_would_end_soon_is_noted_as_soon_as_it_links_and_others_within_an_hour() {
+    let place = tempfile::tempdir().unwrap();
+    let authority = servers(place.path(), 1).remove(0).authority.clone();
+    let [store, grants, seen] = [(); 3].map(|()| SlowStore::default());
+    let server = SharedEnrolments::new(
+        Box::new(store),
+        ([Box::new(grants), Box::new(seen.clone())], 2),
+        authority,
+        RefusalLog::default(),
+    );
+    let (now, device) = (tunnel_base::unix_time::now(), "alice/laptop");
+    let code = server.invite(&"alice/".parse().unwrap(), None, HOUR, false, "test").await.unwrap().code;
+    join(&server, &code.secret(), device, &token(1)).await.unwrap();
+    let text = |unused: u64| {
+        format!(r#"{{"seen":{{"written":{now},"machines":{{"{device}":{{"unused":{unused}}}}}}}}}"#)
+            .into_bytes()
+    };
+    let noted = async || {
+        let started = Instant::now();
+        while Enrolments::parse(&seen.0.lock()).unwrap().seen.get(device).seen.is_none() {
+            sleep(Duration::from_secs(1)).await;
+        }
+        started.elapsed()
+    };
+    for (unused, times) in [(80 * 86400, 0..10), (86400, 3000..4000)] {
+        *seen.0.lock() = text(unused);
+        let reports = Mutex::new(Vec::new());
+        let report = |result: Result<(), String>, ending| reports.lock().push((result, ending));
+        let drain = Drain::default();
+        let links = async {
+            sleep(Duration::from_secs(1)).await;
+            let _link = server.linked(device.into());
+            assert!(times.contains(&noted().await.as_secs()), "{unused}");
+            drain.start();
+        };
+        tokio::join!(server.follow_uses(report, drain.clone()), links);
+        assert_eq!(reports.lock()[0], (Ok(()), usize::from(unused > 76 * 86400)));
+    }
 }

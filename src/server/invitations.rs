@@ -32,22 +32,29 @@ pub(crate) fn start(
     shared: &ServerContext,
 ) {
     let Some(authority) = authority else { return };
-    let stores = [ENROLLED, GRANTS].map(|name| store(settings, name, &Resolver::system()));
-    let [Some(enrolled), Some(grants)] = stores else { return };
+    let stores = [ENROLLED, GRANTS, SEEN].map(|name| store(settings, name, &Resolver::system()));
+    let [Some(enrolled), Some(grants), Some(seen)] = stores else { return };
     let most = if settings.invitations.store == InvitationStoreKind::Secret { 2_000 } else { 10_000 };
     let ServerContext { watcher, readiness, .. } = shared;
     let LinkContext { metrics, drain, .. } = &shared.link_context;
     watcher.watch("ca", &authority);
-    let enrolment = SharedEnrolments::new(enrolled, (grants, most), authority, metrics.refusals.clone());
+    let enrolment =
+        SharedEnrolments::new(enrolled, ([grants, seen], most), authority, metrics.refusals.clone());
     if shared.enrolment.set(enrolment.clone()).is_ok() {
         let readiness = readiness.clone();
         let draining = drain.clone();
+        let ending = metrics.devices_ending.clone();
         let follow = async move {
             let readiness = &readiness;
             let report = |name| move |state| readiness.set_degraded(name, state);
+            let report_uses = |noted, devices: usize| {
+                readiness.set_degraded(SEEN, noted);
+                ending.set(i64::try_from(devices).unwrap_or(i64::MAX));
+            };
             tokio::join!(
                 enrolment.follow(report(INVITATIONS_CONDITION), draining.clone()),
-                enrolment.grants.follow(report(GRANTS), draining.clone())
+                enrolment.grants.follow(report(GRANTS), draining.clone()),
+                enrolment.follow_uses(report_uses, draining.clone())
             );
         };
         drain.spawn(info_span!("invitations"), follow);
@@ -60,8 +67,8 @@ fn store(settings: &ServerConfig, name: &'static str, resolver: &Resolver) -> Op
     Some(match settings.store {
         InvitationStoreKind::None => return None,
         InvitationStoreKind::File => {
-            let ending = if name == ENROLLED { "" } else { ".grants" };
-            Box::new(FileTextStore::new(with_suffix(&settings.file?, ending)))
+            let ending = if name == ENROLLED { String::new() } else { format!(".{name}") };
+            Box::new(FileTextStore::new(with_suffix(&settings.file?, &ending)))
         }
         InvitationStoreKind::Etcd => {
             let key = format!("{}/{name}", settings.etcd.prefix);
@@ -137,9 +144,10 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     enrol_request.accept(enrolment.certificates(), &shared.named_servers);
 }
 
-/// The names of the texts: of machines, and of what users may reach.
+/// The names of the texts: of machines, of what users may reach, and of when machines were seen.
 const ENROLLED: &str = "enrolled";
 const GRANTS: &str = "grants";
+const SEEN: &str = "seen";
 
 /// The name of the invitations' condition in `/readyz`.
 const INVITATIONS_CONDITION: &str = "invitations";

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tracing::{Instrument as _, Span, debug, debug_span, field, info_span};
 
+use crate::invitations::invitee::Invitee;
 use crate::registry::LinkedNode;
 use crate::server::edge_links::{EdgeCredentials, close_links};
 use crate::server::interactive_links::admit_secondary;
@@ -121,6 +122,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     // Tracked before the node is announced, so that the link cannot outlive its token.
     shared.edge_links.track(&link, &credentials);
     shared.edge_links.end_previous_token(&hello, &shared.link_context.drain);
+    let _linked = shared.enrolment.get().map(|all| all.linked(Invitee::Node(hello.node.clone()).key()));
     shared.finder.on_linked(&hello.node);
     on_node_moved(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     // The server may have begun to stop during the checks, and has sent Drain to the links of that moment.
@@ -144,6 +146,7 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
     // Only for debugging: each command of a user has a link. The access log has her sessions.
     debug!(link = %link.id, user = %user.device, remote_addr = %user.from, "user is linked");
     users.add(&link, &user, &hello);
+    let _linked = shared.enrolment.get().map(|all| all.linked(user.device.to_string()));
     if shared.stopping.is_cancelled() {
         link.drain();
     }

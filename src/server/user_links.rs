@@ -209,11 +209,12 @@ async fn prove(
     from: IpAddr,
     shared: &ServerContext,
 ) -> Result<Arc<dyn JoinedDevice>, LinkDenial> {
-    let why = "the device has not joined for this user, was revoked, or has another token";
+    let why =
+        "the device has not joined for this user, was revoked or unused for 90 days, or has another token";
     let enrolment = shared.enrolment.get().ok_or_else(|| LinkDenial::token(&GuessError::Wrong(why)))?;
     let name = device.to_string();
     let joined = enrolment.device(device, token);
-    let judged = shared.edge_links.judge_token(from, &name, || joined.is_joined().then_some(()).ok_or(why));
+    let judged = shared.edge_links.judge_token(from, &name, || joined.check().map_err(|_| why));
     judged.await.map_err(|why| LinkDenial::token(&why))?;
     Ok(joined)
 }

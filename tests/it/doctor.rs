@@ -442,7 +442,7 @@ async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
     let servers = [0, 1].map(|number| TestServer::from_text(&text(number)));
     let enrolment = servers[0].server.enrolment.get().unwrap();
     let node = "edge7".parse().unwrap();
-    let invited = enrolment.invite(&node, None, Duration::from_secs(60), "test").await.unwrap();
+    let invited = enrolment.invite(&node, None, Duration::from_secs(60), false, "test").await.unwrap();
     let token = "a".repeat(64);
     join_at(&servers[0], &invited.code.secret(), "edge7", &token).await.unwrap();
     let _edge = start_edge(&place.edge("edge7", all[0], "").replace(TOKEN, &token));

@@ -66,6 +66,7 @@ mod socks5;
 mod status;
 mod tcp;
 mod tls;
+mod unused;
 mod user_links;
 mod version;
 mod websocket;

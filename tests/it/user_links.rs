@@ -603,7 +603,7 @@ async fn each_refusal_of_a_user_is_logged_with_the_reason_and_her_name() {
     );
     let wrong = UserLinkConfig { proof, ..users::config(&place, "alice/laptop", &[at_server]) };
     UserUplinks::connect(wrong).await.unwrap_err();
-    let why = "reason=\"the device has not joined for this user, was revoked, or has another token\"";
+    let why = "reason=\"the device has not joined for this user, was revoked or unused for 90 days, or has another token\"";
     logged(&["user refused user=alice device=laptop remote_addr=127.0.0.1:", why]);
 
     let invitation = invited_user(&server, "alice", Duration::from_secs(60)).await;

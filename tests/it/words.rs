@@ -208,12 +208,12 @@ async fn no_log_level_contains_a_secret() {
     let enrolment = server.server.enrolment.get().unwrap();
     let node: NodeName = "node3".parse().unwrap();
     let hour = Duration::from_secs(3600);
-    let code = enrolment.invite(&Invitee::Node(node.clone()), None, hour, "test").await.unwrap().code;
+    let code = enrolment.invite(&Invitee::Node(node.clone()), None, hour, false, "test").await.unwrap().code;
     let (joined, grpc) = ("JOINEDTOKEN".repeat(3), server.server.bound.grpc);
     join_at(&server, &code.secret(), "node3", &joined).await.unwrap();
     let headers = EdgeHello::edge_request(&node, &joined, Instance::random());
     let _node3 = remote::dial(&place, grpc, headers, "node3").await.unwrap();
-    let alice = enrolment.invite(&"alice/".parse().unwrap(), None, hour, "test").await.unwrap().code;
+    let alice = enrolment.invite(&"alice/".parse().unwrap(), None, hour, false, "test").await.unwrap().code;
     let UserCredentials::Token(_, token) =
         join_as_user(&place, grpc, &alice.to_string(), "laptop").await.unwrap().proof
     else {

@@ -86,6 +86,8 @@ pub struct Metrics {
     pub dns_records: Gauge,
     /// Number of failed attempts to write records.
     pub dns_publish_failures: Counter,
+    /// Number of users' devices that soon end unless they are used.
+    pub devices_ending: Gauge,
     /// Expiration times of certificates.
     pub certificates: CertificateExpiryMetric,
     /// Limiter for log lines about refusals that are counted here.
@@ -241,6 +243,7 @@ impl Metrics {
             connections_rejected: ReasonCounter::by("reason"),
             dns_records: Gauge::default(),
             dns_publish_failures: Counter::default(),
+            devices_ending: Gauge::default(),
             certificates: CertificateExpiryMetric::default(),
             refusals: RefusalLog::default(),
             registry: Arc::default(),
@@ -473,6 +476,7 @@ mod tests {
             sessions_relayed: _,
             dns_records: _,
             dns_publish_failures: _,
+            devices_ending: _,
             refusals: _,
             registry: _,
         } = &metrics;

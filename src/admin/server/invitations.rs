@@ -32,6 +32,8 @@ struct InvitationRequest {
     key: Option<String>,
     /// Whether to revoke the nodes that came by that key, too.
     with_nodes: bool,
+    /// Whether the user's device remains even if it is unused.
+    keep: bool,
 }
 
 /// Returns the response to `POST /invitations`. `port` is the port to which edges link.
@@ -44,7 +46,7 @@ pub(crate) async fn invite(
     let (enrolment, invitee, wish) = parse_request(enrolment, request, requester).await?;
     let (invitee, lasting) = check_invitation(invitee, &wish)
         .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))?;
-    let made = enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await;
+    let made = enrolment.invite(&invitee, wish.uses, lasting, wish.keep, &requester.to_string()).await;
     let NewInvitation { code, until, key, host } = made.map_err(|why| enrolment_error(&why))?;
     let cloud = host.map_or_else(|| format!("CLOUD:{port}"), |host| Target { host, port }.to_string());
     Ok(json(&InvitationResponse { code: code.to_string(), until, cloud, key }))
@@ -58,6 +60,7 @@ fn check_invitation(
     let invitee = invitee.ok_or("subject: missing")?;
     let max_seconds = match (&invitee, wish.uses) {
         (Invitee::Device(_), _) => return Err("subject: a device is named when it joins".into()),
+        (Invitee::Node(_) | Invitee::Nodes(_), _) if wish.keep => return Err("keep: nodes never end".into()),
         (Invitee::Nodes(_), Some(1..=MAX_USES)) => MAX_KEY_SECONDS,
         (Invitee::Nodes(_), _) => return Err(format!("uses: expected 1 to {MAX_USES}")),
         (_, Some(_)) => return Err("uses: only a pattern of nodes has a number of uses".into()),

@@ -70,6 +70,8 @@ impl Metrics {
         to.register("tunnel_dns_records", "Number of records published for DNS", self.dns_records.clone());
         let help = "Total number of failed attempts to write records for DNS";
         to.register("tunnel_dns_publish_failures", help, self.dns_publish_failures.clone());
+        let help = "Number of devices of users that end within 14 days unless they are used";
+        to.register("tunnel_devices_ending", help, self.devices_ending.clone());
         let help = "Expiration time of the certificate that a config key names, since the Unix epoch";
         let name = "tunnel_certificate_expiration_timestamp";
         to.register_with_unit(name, help, Unit::Seconds, self.certificates.0.clone());
