@@ -379,12 +379,14 @@ mod tests {
     #[test]
     fn the_reason_phrase_and_the_body_contain_the_cause() {
         let answer = offline().answer(true, "1a2b3c4d");
-        assert_eq!(phrase_of(&answer), "node edge7 is not connected, last seen 3m ago");
+        assert_eq!(phrase_of(&answer), "node edge7 is not connected, last seen 3 min ago");
         assert_eq!(answer.headers()["connection"], "close");
         assert_eq!(answer.headers()["traceid"], "1a2b3c4d");
         let body = std::str::from_utf8(answer.body()).unwrap();
         assert!(
-            body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nhint: check "),
+            body.starts_with(
+                "node edge7 is not connected, last seen 3 min ago\ntrace: 1a2b3c4d\nhint: check "
+            ),
             "{body}"
         );
     }

@@ -21,7 +21,7 @@ use crate::invitations::ListedEnrolment;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
 use tunnel_base::policy::NodeGlob;
-use tunnel_base::unix_time::now;
+use tunnel_base::unix_time::{in_words, now};
 use tunnel_proto::names::{DeviceName, NodeName, Target, UserDevice, UserName};
 use tunnel_proto::printable;
 
@@ -149,7 +149,7 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
     }
     let choice = &api.choice;
     let cloud = shell_word(&cloud);
-    let lasting = format_duration(args.lasting);
+    let lasting = in_words(args.lasting);
     Ok(match &invitee {
         Invitee::User(user) | Invitee::Device(UserDevice { user, .. }) => format!(
             "{choice}on a machine of {user}, within {lasting}, as that person:\n  \
@@ -302,17 +302,6 @@ fn tables(all: &[ListedEnrolment]) -> String {
 /// How long before the end of an unused device a line tells it, in seconds.
 const WARNING: u64 = 14 * 24 * 3600;
 
-/// Formats a duration in words.
-fn format_duration(lasting: Duration) -> String {
-    let seconds = lasting.as_secs();
-    match seconds {
-        s if s % (24 * 3600) == 0 => format!("{} d", s / (24 * 3600)),
-        s if s % 3600 == 0 => format!("{} h", s / 3600),
-        s if s % 60 == 0 => format!("{} min", s / 60),
-        s => format!("{s} s"),
-    }
-}
-
 fn lasting(text: &str) -> Result<Duration, String> {
     let expected = "expected a whole number with s, m, h or d, from 1m to 365d";
     let seconds = quantity(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)]);
@@ -332,8 +321,8 @@ mod tests {
             assert!(lasting(bad).unwrap_err().contains("from 1m to 365d"), "{bad}");
         }
         assert_eq!(
-            [30 * 86400, 3600, 5400, 90].map(|s| format_duration(Duration::from_secs(s))),
-            ["30 d", "1 h", "90 min", "90 s"]
+            [30 * 86400, 3600, 5400, 90].map(|s| in_words(Duration::from_secs(s))),
+            ["30 d", "1 h", "1 h 30 min", "1 min 30 s"]
         );
     }
 }

@@ -388,7 +388,7 @@ mod tests {
         let intercepted = InterceptedNode { node: node("edge7"), left: Some(Instant::now()) };
         tokio::time::advance(Duration::from_secs(3)).await;
         let denial = intercepted.reachable().unwrap_err();
-        assert_eq!(denial.to_string(), "node edge7 is not connected, last seen 3s ago");
+        assert_eq!(denial.to_string(), "node edge7 is not connected, last seen 3 s ago");
         assert_eq!(InterceptedNode { node: node("edge7"), left: None }.reachable().unwrap(), node("edge7"));
     }
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::paths::RELINK_WINDOW;
+use tunnel_base::unix_time::in_words;
 
 /// No server has the node: the peers that were asked, and their answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl NodeNotFound {
         if self.another {
             return RESTARTED.to_owned();
         }
-        let seen = self.seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default();
+        let seen = self.seen.map(|seen| format!(", last seen {} ago", in_words(seen))).unwrap_or_default();
         format!("is not connected{seen}{self}")
     }
 }
@@ -106,12 +107,3 @@ impl fmt::Display for NodeNotFound {
 
 /// What has become of a node that is linked by another process than that of a session.
 pub(crate) const RESTARTED: &str = "was restarted, which ended this session";
-
-/// A duration in its largest whole unit: `45s`, `3m`, `2h`.
-fn short(d: Duration) -> String {
-    match d.as_secs() {
-        s @ 0..120 => format!("{s}s"),
-        s @ 120..7200 => format!("{}m", s / 60),
-        s => format!("{}h", s / 3600),
-    }
-}

@@ -80,7 +80,7 @@ async fn a_missing_node_and_a_missing_target_have_different_reasons() {
     assert_refused(
         &server.request_connect("node1:22").await,
         502,
-        "node node1 is not connected, last seen 3s ago",
+        "node node1 is not connected, last seen 3 s ago",
     );
     server.assert_idle().await;
 }
