@@ -311,11 +311,14 @@ pub(crate) fn address(key: &str, text: Option<&str>, report: &mut ConfigDiagnost
 /// kubectl gives up an exec after 60 s without a response, so keeping its session longer is useless.
 pub(crate) const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// A working day with its meetings, or a night: a person expects her logins back after either.
+pub(crate) const MAX_RESUME_TIMEOUT: Duration = Duration::from_secs(12 * 60 * 60);
+
 /// Kubernetes kills a process 30 s after asking it to stop. This leaves time for the last frames.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Upper limit of configurable timeouts, in milliseconds.
-const DAY: u64 = 24 * 60 * 60 * 1000;
+pub(crate) const DAY: u64 = 24 * 60 * 60 * 1000;
 
 /// With less memory, not even a few sessions have room for their windows.
 const MIN_MEMORY: usize = 1 << 20;

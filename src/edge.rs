@@ -242,6 +242,7 @@ impl Edge {
             memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 5)),
             sessions: MAX_SESSIONS.min(memory / 5 / SESSION_MEMORY),
             resume_timeout: session.resume_timeout,
+            max_resume_timeout: session.max_resume_timeout,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let uplinks = Uplinks::new(uplink.node.clone());

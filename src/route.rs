@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use educe::Educe;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::info_span;
 
@@ -13,6 +14,7 @@ use crate::paths::waiters::NodeWaiter;
 use crate::paths::{Path, PathProvider};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
+use tunnel_base::unix_time::in_words;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{OpenOutcome, PathSearchRight, Session};
 use tunnel_link::table::session::AnyPermit;
@@ -104,7 +106,21 @@ pub struct SessionRouter {
     pub(crate) open_timeout: Duration,
     /// Timeout for resuming a session.
     pub(crate) resume_timeout: Duration,
+    /// What sessions request; `None` unless they are those of a user's program.
+    pub(crate) asked: Option<ResumeTimeouts>,
     chance: RandomFraction,
+}
+
+/// How long the sessions of a user's program may be without a path, as far as server and edge permit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Educe)]
+#[educe(Default)]
+pub struct ResumeTimeouts {
+    /// Sessions to port 22.
+    #[educe(Default = Duration::from_secs(12 * 60 * 60))]
+    pub ssh: Duration,
+    /// All others.
+    #[educe(Default = Duration::from_secs(10 * 60))]
+    pub other: Duration,
 }
 
 /// A source of random numbers from 0 to 1, for the backoff between attempts.
@@ -118,7 +134,7 @@ impl SessionRouter {
         open_timeout: Duration,
         resume_timeout: Duration,
     ) -> Self {
-        Self { paths, table, open_timeout, resume_timeout, chance: rand::random }
+        Self { paths, table, open_timeout, resume_timeout, asked: None, chance: rand::random }
     }
 
     /// Returns the node that is named by this host's address, if a search may find it.
@@ -188,8 +204,12 @@ impl SessionRouter {
         {
             return Err(RouteError::Offline { node, missing }.into());
         }
+        let asked = self.asked.map(|asked| if target.port == 22 { asked.ssh } else { asked.other });
         let opening = self.table.open(node.clone(), target, category, client, listener);
         let opening = opening.map_err(|TableFull| RouteError::Busy)?;
+        if let Some(asked) = asked {
+            opening.ask_resume_timeout(asked);
+        }
         if let Some(permit) = permit {
             opening.keep(permit);
         }
@@ -236,7 +256,8 @@ impl SessionRouter {
     /// lost before this task notices, the loop continues with the same [`PathSearchRight`]. [`PathSearchRight::needs_path`]
     /// releases it only if, under the session's lock, no path is needed. So no loss remains without a search.
     pub async fn resume(&self, mut parked: PathSearchRight) {
-        let until = Instant::now() + self.resume_timeout;
+        let timeout = parked.resume_timeout(self.resume_timeout);
+        let until = Instant::now() + timeout;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
         let mut search = PathSearch::new(&*self.paths, &node, parked.instance(), until, self.chance);
@@ -246,7 +267,7 @@ impl SessionRouter {
                 let (code, why) = if missing.another {
                     (ErrorCode::UnknownSession, format!("{far} {RESTARTED}"))
                 } else {
-                    self.paths.no_path(&far, self.resume_timeout)
+                    self.paths.no_path(&far, timeout)
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
@@ -328,7 +349,8 @@ impl<'a> PathSearch<'a> {
     fn pause(&mut self) -> Duration {
         // The remote end may link again shortly before the end of the search.
         let left = self.until.saturating_duration_since(Instant::now());
-        self.backoff.pause((self.chance)()).min(MAX_PAUSE).min(MIN_LAST_PAUSE + left / 10)
+        let most = MAX_PAUSE.max(self.started.elapsed() / 20);
+        self.backoff.pause((self.chance)()).min(most).min(MIN_LAST_PAUSE + left / 10)
     }
 
     /// Returns the link to ask over next, if its remote resumes nothing.
@@ -474,7 +496,8 @@ impl<'a> PathSearch<'a> {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum time to wait for a reply.
 const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum delay between two lookups. New links end the delay; it is for changes that are not announced.
+/// Maximum delay between two lookups in the first minutes, and later a twentieth of the time so far. New links end the
+/// delay; it is for changes that are not announced.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Delay between two lookups at the very end of a search.
 const MIN_LAST_PAUSE: Duration = Duration::from_millis(100);
@@ -502,13 +525,14 @@ impl dyn PathProvider + '_ {
 
     /// Returns why a session found no path to `far` within `timeout`: this process itself may have had no link.
     fn no_path(&self, far: &str, timeout: Duration) -> (ErrorCode, String) {
+        let timeout = in_words(timeout);
         let Some(uplinks) = self.uplinks() else {
-            return (ErrorCode::Cancelled, format!("{far} did not reconnect within {timeout:?}"));
+            return (ErrorCode::Cancelled, format!("{far} did not reconnect within {timeout}"));
         };
         if uplinks.is_linked() {
-            return (ErrorCode::Cancelled, format!("{far} was not found within {timeout:?}"));
+            return (ErrorCode::Cancelled, format!("{far} was not found within {timeout}"));
         }
-        let why = format!("this machine had no link to a server for {timeout:?}");
+        let why = format!("this machine had no link to a server for {timeout}");
         match uplinks.failure() {
             Some(LinkFailure { text, is_denied: true }) => (ErrorCode::NotAllowed, format!("{why}: {text}")),
             Some(LinkFailure { text, .. }) => (ErrorCode::Cancelled, format!("{why}: {text}")),
@@ -527,7 +551,7 @@ mod tests {
         let minute = Duration::from_secs(60);
         let uplinks = Uplinks::new(NodeName::none());
         let paths: &dyn PathProvider = &*uplinks;
-        let own = "this machine had no link to a server for 60s";
+        let own = "this machine had no link to a server for 1 min";
         assert_eq!(paths.no_path("node node1", minute), (ErrorCode::Cancelled, own.to_owned()));
         uplinks.note_failure("the access of this device was revoked", true);
         let revoked = format!("{own}: the access of this device was revoked");
@@ -545,7 +569,7 @@ mod tests {
             ..NodeNotFound::default()
         };
         let refusal = SessionError::new(ErrorCode::TargetUnreachable, format!("it {}", missing.sentence()));
-        let expected = "node node3 is not connected, last seen 83s ago; not at 1 peer";
+        let expected = "node node3 is not connected, last seen 1 min 23 s ago; not at 1 peer";
         assert_eq!(refusal_text(&node, &refusal), expected);
         assert_eq!(RouteError::Offline { node: node.clone(), missing }.to_string(), expected);
         let restarted =

@@ -605,6 +605,7 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
         memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 5)),
         sessions: max_sessions(session, memory),
         resume_timeout: session.resume_timeout,
+        max_resume_timeout: session.max_resume_timeout,
     };
     LinkContext {
         table: SessionTable::new(Instance::random(), limits, metrics.clone()),

@@ -38,6 +38,7 @@ impl Pair {
             memory: 16 << 20,
             sessions: 100,
             resume_timeout: Duration::from_secs(60),
+            max_resume_timeout: Duration::ZERO,
         };
         let metrics = Metrics::edge();
         let drain = Drain::new();

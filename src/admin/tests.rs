@@ -57,7 +57,13 @@ fn edge(linked: bool) -> AdminContext {
 
 fn table() -> Arc<SessionTable> {
     let windows = WindowLimits { start: 1024, max: 1024 };
-    let limits = SessionLimits { windows, memory: 1 << 20, sessions: 9, resume_timeout: Duration::ZERO };
+    let limits = SessionLimits {
+        windows,
+        memory: 1 << 20,
+        sessions: 9,
+        resume_timeout: Duration::ZERO,
+        max_resume_timeout: Duration::ZERO,
+    };
     SessionTable::new(Instance::from_bits(7 << 96), limits, Metrics::edge())
 }
 

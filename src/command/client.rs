@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::system::uname;
 use serde::Deserialize;
@@ -13,7 +14,9 @@ use crate::command::CommandError;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::ServerEntry;
 use crate::config::table::ConfigTableReader;
-use crate::config::{Environment, SecretString};
+use crate::config::value::forms::Millis;
+use crate::config::{DAY, Environment, SecretString};
+use crate::route::ResumeTimeouts;
 use crate::uplink::client::{UserCredentials, UserLinkConfig};
 use tunnel_base::files;
 use tunnel_net::reload::{ReloadError, ReloadedValue, is_world_readable};
@@ -114,6 +117,13 @@ struct ClientConfigFile {
     token: Option<SecretString>,
     /// File that contains only the token.
     token_file: Option<PathBuf>,
+    /// Time for which sessions to port 22 may be without a line, for example while a laptop sleeps. Servers and edges bound
+    /// it by their max_resume_timeout. Default: "12h".
+    #[serde(default, deserialize_with = "Millis::<1000, DAY>::deserialize")]
+    ssh_resume_timeout: Option<Duration>,
+    /// The same for sessions to all other ports. Default: "10m".
+    #[serde(default, deserialize_with = "Millis::<1000, DAY>::deserialize")]
+    resume_timeout: Option<Duration>,
 }
 
 impl ClientSettings {
@@ -248,6 +258,8 @@ impl ClientConfigFile {
             let more = [
                 ("token_file", self.token_file.is_some()),
                 ("tls_server_name", self.tls_server_name.is_some()),
+                ("ssh_resume_timeout", self.ssh_resume_timeout.is_some()),
+                ("resume_timeout", self.resume_timeout.is_some()),
             ];
             return match fields.into_iter().chain(more).find(|(_, is_set)| *is_set) {
                 Some((key, _)) => Err(wrong(path, &format_args!("{key} requires servers"))),
@@ -265,6 +277,7 @@ impl ClientConfigFile {
             Some(device) => device.parse().map_err(|why| field("device", &why))?,
             None => device_of_this_machine()?,
         };
+        let asked = ResumeTimeouts::default();
         Ok(Some(UserLinkConfig {
             servers,
             tls_server_name: name.transpose().map_err(|why| field("tls_server_name", &why))?,
@@ -272,6 +285,10 @@ impl ClientConfigFile {
             proof: self.credentials(path)?,
             ca: self.ca.clone(),
             proxy: env.proxy.clone(),
+            resume_timeouts: ResumeTimeouts {
+                ssh: self.ssh_resume_timeout.unwrap_or(asked.ssh),
+                other: self.resume_timeout.unwrap_or(asked.other),
+            },
         }))
     }
 

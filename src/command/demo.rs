@@ -26,6 +26,7 @@ use crate::command::admin_sockets::exchange;
 use crate::command::machine_files::folder_on_machine;
 use crate::command::shell_word;
 use crate::config::ProxyVariables;
+use crate::route::ResumeTimeouts;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use download::{Download, send_download};
 use ports::{PAGE, serve, serve_line, serve_page};
@@ -302,6 +303,7 @@ impl Demo {
             proof: UserCredentials::Certificate(identity(&self.dir, "client")),
             ca: Some(self.dir.join("ca.crt")),
             proxy: ProxyVariables::default(),
+            resume_timeouts: ResumeTimeouts::default(),
         };
         UserUplinks::connect(config).await.map_err(anyhow::Error::msg)
     }

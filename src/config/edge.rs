@@ -156,6 +156,12 @@ pub struct EdgeSessionConfig {
     #[serde(with = "Millis::<0, DAY>")]
     #[educe(Default = config::RESUME_TIMEOUT)]
     pub resume_timeout: Duration,
+    /// Maximum time for which a session of a user's link may be without a path. Her program requests 12h on port 22 and
+    /// 10m on others, and the smallest value of her program, her servers and the edge applies. Sessions of all other
+    /// clients have resume_timeout.
+    #[serde(with = "Millis::<0, DAY>")]
+    #[educe(Default = config::MAX_RESUME_TIMEOUT)]
+    pub max_resume_timeout: Duration,
     /// Timeout for sessions to finish once the edge is stopping.
     #[serde(with = "Millis::<0, DAY>")]
     #[educe(Default = config::DRAIN_TIMEOUT)]

@@ -97,6 +97,12 @@ pub struct SessionConfig {
     #[serde(with = "Millis::<0, DAY>")]
     #[educe(Default = config::RESUME_TIMEOUT)]
     pub resume_timeout: Duration,
+    /// Maximum time for which a session of a user's link may be without a path. Her program requests 12h on port 22 and
+    /// 10m on others, and the smallest value of her program, her servers and the edge applies. Sessions of all other
+    /// clients have resume_timeout.
+    #[serde(with = "Millis::<0, DAY>")]
+    #[educe(Default = config::MAX_RESUME_TIMEOUT)]
+    pub max_resume_timeout: Duration,
     /// Timeout for the target to answer a client.
     #[serde(with = "Millis::<100, 600_000>")]
     // Two seconds more than an edge's dial timeout, so that its reason arrives.

@@ -687,8 +687,13 @@ mod tests {
             let metrics = Metrics::server("", "");
             let drain = Drain::new();
             let windows = WindowLimits { start: 1000, max: 1000 };
-            let limits =
-                SessionLimits { windows, memory: 1 << 20, sessions: 1, resume_timeout: Duration::ZERO };
+            let limits = SessionLimits {
+                windows,
+                memory: 1 << 20,
+                sessions: 1,
+                resume_timeout: Duration::ZERO,
+                max_resume_timeout: Duration::ZERO,
+            };
             let table = SessionTable::new(Instance::random(), limits, metrics.clone());
             let nodes = watch::Sender::new(known([("node1", true)]));
             let pods = Arc::new(FakeReviewer::default());
@@ -723,7 +728,13 @@ mod tests {
     async fn a_node_is_blocked_even_while_links_of_another_are_being_closed() {
         let (metrics, drain) = (Metrics::server("", ""), Drain::new());
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits = SessionLimits { windows, memory: 1 << 20, sessions: 1, resume_timeout: Duration::ZERO };
+        let limits = SessionLimits {
+            windows,
+            memory: 1 << 20,
+            sessions: 1,
+            resume_timeout: Duration::ZERO,
+            max_resume_timeout: Duration::ZERO,
+        };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let nodes = watch::Sender::new(known([("node1", true), ("node2", true)]));
         let links = edge_links("default:shared\n", Some(nodes.subscribe()));

@@ -53,6 +53,11 @@ pub(crate) fn handle_event(
         FrameEvent::Incoming(_) => {}
         FrameEvent::RelayRequest(request) => handle_request(request, shared, room),
         FrameEvent::Signal(frame) => handle_signal(frame, link, shared),
+        FrameEvent::Revoked(key, frame) => {
+            if let Some(linked) = shared.registry.link_of(&key.node) {
+                linked.link.reply(&key, frame);
+            }
+        }
         FrameEvent::Ended(id, why) => {
             shared.judged.refuse(id, &why, Instant::now() + shared.route.resume_timeout)
         }

@@ -32,7 +32,13 @@ pub(crate) const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 1
 /// Returns the opener's table, its link, and a channel of the sessions offered at the link's other end, all in memory.
 pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<Link>, mpsc::Receiver<IncomingSession>) {
     let resume_timeout = Duration::from_secs(60);
-    let limits = SessionLimits { windows: WINDOWS, memory: 16 << 20, sessions: 9, resume_timeout };
+    let limits = SessionLimits {
+        windows: WINDOWS,
+        memory: 16 << 20,
+        sessions: 9,
+        resume_timeout,
+        max_resume_timeout: Duration::ZERO,
+    };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let link = |n| Link::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None);
     let (near, far, opener, acceptor) = (link(1), link(2), table(), table());

@@ -15,7 +15,7 @@ use crate::admin::readiness::Readiness;
 use crate::config::edge::{ServerAddress, ServerEntry};
 use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
 use crate::paths::uplinks::Uplinks;
-use crate::route::{OpenError, SessionRequest, SessionRouter};
+use crate::route::{OpenError, ResumeTimeouts, SessionRequest, SessionRouter};
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
 use crate::uplink::link_dialer::{DialPreference, LinkDialer, ServerEndpoint, UplinkFailure, UserIdentity};
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
@@ -49,6 +49,8 @@ pub struct UserLinkConfig {
     pub ca: Option<PathBuf>,
     /// The proxy to dial through.
     pub proxy: ProxyVariables,
+    /// How long sessions may be without a path.
+    pub resume_timeouts: ResumeTimeouts,
 }
 
 /// How a user is proved.
@@ -124,7 +126,9 @@ impl UserUplinks {
             memory: MEMORY.min(memory(None) / 5),
             sessions: MAX_SESSIONS,
             resume_timeout: RESUME_TIMEOUT,
+            max_resume_timeout: Duration::ZERO,
         };
+        let asked = config.resume_timeouts;
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let link_context = LinkContext::new(table.clone(), metrics.clone(), links.clone());
         let uplinks = Uplinks::new(NodeName::none());
@@ -147,7 +151,8 @@ impl UserUplinks {
             Err(_) => None,
         };
         // The tasks that keep a link, which is `first` or yet to be dialled.
-        let route = SessionRouter::new(uplinks.clone(), table.clone(), OPEN_TIMEOUT, RESUME_TIMEOUT);
+        let mut route = SessionRouter::new(uplinks.clone(), table.clone(), OPEN_TIMEOUT, RESUME_TIMEOUT);
+        route.asked = Some(asked);
         let files = FileWatcher::new(&links);
         files.watch("tls", &reconnector.dialer.tls);
         files.watch("tokens", &reconnector.dialer.tokens);
@@ -220,7 +225,7 @@ impl UserUplinks {
 
 /// Reads the files, and creates the dialer of the links.
 fn dialer(config: UserLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
-    let UserLinkConfig { servers, tls_server_name, device, proof, ca, proxy } = config;
+    let UserLinkConfig { servers, tls_server_name, device, proof, ca, proxy, .. } = config;
     let (name, tokens, identity) = match proof {
         UserCredentials::Token(user, tokens) => (Some(user), tokens, None),
         UserCredentials::Certificate(identity) => (None, ReloadedValue::fixed(Vec::new()), Some(identity)),

@@ -6,30 +6,50 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::RESUME_TIMEOUT;
 use crate::uplink::client::UserUplinks;
+use tunnel_base::unix_time::in_words;
 use tunnel_link::table::handles::SessionMonitor;
+use tunnel_net::os::suspended;
+use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::names::Target;
 
-/// Reports with `print_line` that the path of a session is lost, and that it works again, until the session is over.
+/// Reports with `print_line` that the path of a session is lost, and that it works again, until the session is over. At
+/// its begin, that it may not be without a path for as long as a login should.
 pub async fn report_path(path: SessionMonitor, target: Target, print_line: impl Fn(&str)) {
-    let target = target.to_string();
-    report(|| path.lost_since(), || path.is_over(), &target, print_line).await;
+    let limit = in_words(path.resume_timeout().unwrap_or(RESUME_TIMEOUT));
+    if path.resume_timeout().is_none() && target.port == 22 {
+        print_line(&format!(
+            "without a line, this login ends after {limit}: the node of {target}, or a server, is of an earlier version"
+        ));
+    }
+    let session = format!("the session to {target}");
+    let waits = format!("it waits for up to {limit}");
+    report(|| path.lost_since(), || path.is_over(), suspended, [&session, &waits], print_line).await;
 }
 
 /// Reports with `print_line` that a program has no link, and that it has one again, until it ends.
 pub async fn report_links(links: &UserUplinks, print_line: impl Fn(&str)) {
     let started = Instant::now();
-    report(|| links.lost_since(started), || false, "the servers", print_line).await;
+    let texts = ["all sessions", "the line to the servers is dialled again"];
+    report(|| links.lost_since(started), || false, suspended, texts, print_line).await;
 }
 
+/// Reports losses of a line that carries `what`, with a `note`. `suspended` returns the seconds for which this machine has
+/// slept.
 async fn report(
     lost_since: impl Fn() -> Option<Instant>,
     is_over: impl Fn() -> bool,
-    target: &str,
+    suspended: impl Fn() -> i64,
+    [what, note]: [&str; 2],
     print_line: impl Fn(&str),
 ) {
     // Since when the path has been lost, and whether that was reported.
     let mut lost = None;
     let mut reported = false;
+    // How long the machine slept before the loss, or since, and when it woke. Its clock stood still meanwhile, and a path
+    // that was lost in its sleep is noticed only then.
+    let mut asleep = Duration::ZERO;
+    let mut woke = None;
+    let mut suspended_before = suspended();
     let mut checks = interval(CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -37,48 +57,58 @@ async fn report(
         if is_over() {
             return;
         }
+        let suspended = suspended();
+        let slept = suspended - std::mem::replace(&mut suspended_before, suspended);
+        // Each of the two clocks is read in whole seconds.
+        if slept > 1 {
+            asleep += Duration::from_secs(slept.unsigned_abs());
+            woke = Some(Instant::now());
+        }
         match (lost_since(), lost) {
             // A process that was suspended reads what arrived meanwhile before the next check.
             (Some(since), None) => lost = Some(since),
             (Some(_), Some(since)) if !reported && since.elapsed() >= REPORT_AFTER => {
-                print_line(&format!(
-                    "no connection to {target} for {}; the session waits for up to {RESUME_TIMEOUT:?}",
-                    seconds(since)
-                ));
+                print_line(&format!("line lost, resuming {what}; {note}"));
                 reported = true;
             }
             (Some(_), Some(_)) => {}
             (None, Some(since)) => {
-                if reported {
-                    print_line(&format!("connected to {target} again, after {}", seconds(since)));
+                if reported || asleep > REPORT_AFTER {
+                    print_line(&format!("resumed {what} after {}", in_words(since.elapsed() + asleep)));
                 }
-                (lost, reported) = (None, false);
+                (lost, reported, asleep) = (None, false, Duration::ZERO);
+            }
+            (None, None) if woke.is_none_or(|woke: Instant| woke.elapsed() >= WAKE_TIME) => {
+                asleep = Duration::ZERO
             }
             (None, None) => {}
         }
     }
 }
 
-fn seconds(since: Instant) -> String {
-    format!("{}s", since.elapsed().as_secs())
-}
-
 /// Returns why a session was interrupted, for its user; `None` if it ended cleanly.
 pub fn interruption(path: &SessionMonitor) -> Option<String> {
     let why = path.ended()?;
-    Some(format!("{}; see the servers' access logs (session={})", why.reason, path.id()))
+    let limit = in_words(path.resume_timeout().unwrap_or(RESUME_TIMEOUT));
+    let limit = match why.code {
+        ErrorCode::UnknownSession => format!("; without a line it is kept for {limit}"),
+        _ => String::new(),
+    };
+    Some(format!("{}{limit}; see the servers' access logs (session={})", why.reason, path.id()))
 }
 
 /// Interval of checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// A path that is lost for less is not reported.
-const REPORT_AFTER: Duration = Duration::from_secs(2);
+const REPORT_AFTER: Duration = Duration::from_secs(3);
+/// Time in which a path that was lost in the machine's sleep is noticed.
+const WAKE_TIME: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::Relaxed;
+    use std::sync::atomic::{AtomicBool, AtomicI64};
 
     use parking_lot::Mutex;
     use tokio::task::JoinSet;
@@ -87,14 +117,16 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_lost_path_is_reported_after_two_seconds_and_its_return_too() {
+    async fn a_lost_path_is_reported_after_three_seconds_and_its_return_with_the_time_asleep() {
         let (lost, lines) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(Vec::new())));
-        let over = Arc::new(AtomicBool::new(false));
-        let (shown, read, ended) = (lines.clone(), lost.clone(), over.clone());
+        let (over, asleep) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI64::new(100)));
+        let (shown, read, ended, slept) = (lines.clone(), lost.clone(), over.clone(), asleep.clone());
         let print = move |line: &str| shown.lock().push(line.to_owned());
         let mut reporting = JoinSet::new();
-        reporting
-            .spawn(async move { report(|| *read.lock(), || ended.load(Relaxed), "node1:22", print).await });
+        reporting.spawn(async move {
+            let texts = ["node1:22", "it waits"];
+            report(|| *read.lock(), || ended.load(Relaxed), || slept.load(Relaxed), texts, print).await;
+        });
         let lose = |for_seconds: f64| {
             let lost = lost.clone();
             async move {
@@ -104,24 +136,34 @@ mod tests {
                 sleep(Duration::from_secs(1)).await;
             }
         };
+        let reported = || std::mem::take(&mut *lines.lock());
         sleep(Duration::from_millis(100)).await;
-        lose(1.8).await;
-        assert!(lines.lock().is_empty());
-        *lost.lock() = Some(Instant::now());
-        sleep(Duration::from_secs(2)).await;
-        assert!(lines.lock().is_empty());
-        sleep(Duration::from_millis(600)).await;
-        let first = "no connection to node1:22 for 2s; the session waits for up to 60s";
-        assert_eq!(*lines.lock(), [first]);
-        lose(7.0).await;
-        // The loss before has not ended in between.
-        let again = "connected to node1:22 again, after 9s";
-        assert_eq!(*lines.lock(), [first, again]);
+        lose(2.8).await;
+        assert!(reported().is_empty());
         *lost.lock() = Some(Instant::now());
         sleep(Duration::from_secs(3)).await;
+        assert!(reported().is_empty());
+        sleep(Duration::from_millis(600)).await;
+        let first = "line lost, resuming node1:22; it waits";
+        assert_eq!(reported(), [first]);
+        lose(7.0).await;
+        // The loss before has not ended in between.
+        assert_eq!(reported(), ["resumed node1:22 after 10 s"]);
+        // The lid was closed, and the path is found lost a moment after the wake.
+        asleep.fetch_add(7 * 3600 + 12 * 60, Relaxed);
+        sleep(Duration::from_secs(1)).await;
+        lose(1.8).await;
+        assert_eq!(reported(), ["resumed node1:22 after 7 h 12 min"]);
+        // It slept, and the path was not lost. The next loss, later, has nothing to do with that.
+        asleep.fetch_add(300, Relaxed);
+        sleep(WAKE_TIME * 2).await;
+        lose(1.8).await;
+        assert!(reported().is_empty());
+        *lost.lock() = Some(Instant::now());
+        sleep(Duration::from_secs(4)).await;
         over.store(true, Relaxed);
         *lost.lock() = None;
         assert!(reporting.join_next().await.unwrap().is_ok());
-        assert_eq!(*lines.lock(), [first, again, first], "a session that has ended is not connected again");
+        assert_eq!(reported(), [first], "a session that has ended is not connected again");
     }
 }

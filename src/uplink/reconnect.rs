@@ -466,7 +466,10 @@ impl Reconnector {
                 );
             }
             // A server sends an edge no others, except Drain: a second one has no effect.
-            FrameEvent::RelayRequest(_) | FrameEvent::Signal(_) | FrameEvent::Ended(..) => {}
+            FrameEvent::RelayRequest(_)
+            | FrameEvent::Signal(_)
+            | FrameEvent::Revoked(..)
+            | FrameEvent::Ended(..) => {}
         }
     }
 

@@ -287,4 +287,5 @@ const LIMITS: SessionLimits = SessionLimits {
     memory: 6 << 20,
     sessions: 100,
     resume_timeout: Duration::from_secs(60),
+    max_resume_timeout: Duration::ZERO,
 };

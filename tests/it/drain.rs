@@ -214,8 +214,11 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
         let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
             panic!("an Open first")
         };
-        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None })
-            .await;
+        call.send_session(
+            id,
+            SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None, resume_timeout: None },
+        )
+        .await;
         id
     };
     let (_client, id) = tokio::join!(server.open("node1:22"), accepts);
@@ -231,8 +234,14 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     let edge = start_edge(&place.edge("node1", cloud.at, "[edge.session]\ndrain_timeout = \"0s\""));
     let mut call = cloud.call().await;
     call.answer(Some(Instance::random()));
-    let open =
-        SessionFrame::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
+    let open = SessionFrame::Open {
+        target: echo.into(),
+        limit: 9,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+        resume_timeout: None,
+    };
     call.send_session(id, open).await;
     assert!(matches!(call.next_session_frame().await.1, SessionFrame::Opened { .. }));
     let (stopped, frame) = tokio::join!(edge.shutdown(pending()), call.next_session_frame());
@@ -265,6 +274,7 @@ async fn a_stopping_edge_delivers_all_bytes_of_its_targets() {
         epoch: 1,
         client: String::new(),
         opener: None,
+        resume_timeout: None,
     };
     call.send_session(id, open).await;
     assert!(matches!(call.next_session_frame().await.1, SessionFrame::Opened { .. }));
@@ -287,8 +297,11 @@ async fn a_stopping_server_delivers_all_bytes_of_its_clients() {
         let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
             panic!("an Open first")
         };
-        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None })
-            .await;
+        call.send_session(
+            id,
+            SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None, resume_timeout: None },
+        )
+        .await;
         call.send_session(id, SessionFrame::Fin { total: 1 }).await;
         id
     };

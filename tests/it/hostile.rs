@@ -30,7 +30,11 @@ async fn accepted(server: &TestServer, edge: &mut Call) -> (TcpStream, SessionId
         let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
             panic!("an Open first")
         };
-        edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None }).await;
+        edge.send_session(
+            id,
+            SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None, resume_timeout: None },
+        )
+        .await;
         id
     };
     tokio::join!(server.open("bad:22"), accept)
@@ -106,7 +110,14 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
     let server = TestServer::with(&place, "[server.session]\nbuffer_memory = \"1MiB\"");
     let (mut bad, _edge) = both(&place, &server).await;
     let target = "node1:22".parse().unwrap();
-    let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
+    let open = SessionFrame::Open {
+        target,
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+        resume_timeout: None,
+    };
     // It does not read the answers meanwhile.
     for _ in 0..20_000 {
         let message = bad.message(SessionId::random(), open.clone());
@@ -168,6 +179,7 @@ async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
         epoch: 1,
         client: String::new(),
         opener: None,
+        resume_timeout: None,
     };
     // Enough Opens to fill the queue of answers.
     for _ in 0..20_000 {
@@ -218,8 +230,14 @@ async fn an_edge_survives_a_server_that_opens_endlessly() {
     let edge = start_edge(&place.edge("node1", bad.at, "[edge.session]\nbuffer_memory = \"1MiB\""));
     let mut call = bad.call().await;
     call.answer(Some(Instance::random()));
-    let open =
-        SessionFrame::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
+    let open = SessionFrame::Open {
+        target: echo.into(),
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+        resume_timeout: None,
+    };
     for _ in 0..500 {
         call.send_session(SessionId::random(), open.clone()).await;
     }
@@ -245,7 +263,11 @@ async fn idle_sessions_of_a_client_that_fills_an_edge_are_evicted_for_other_clie
     call.answer(Some(Instance::random()));
     let mut open_session = async |client: &str| {
         let (target, client, id) = (echo.into(), client.into(), SessionId::random());
-        call.send_session(id, SessionFrame::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
+        call.send_session(
+            id,
+            SessionFrame::Open { target, limit: 1, epoch: 1, client, opener: None, resume_timeout: None },
+        )
+        .await;
         let mut cut = 0;
         loop {
             match call.next_session_frame().await.1 {
@@ -441,7 +463,14 @@ async fn open(call: &mut Call, text: &str) -> Option<ErrorCode> {
     let id = SessionId::random();
     call.send_session(
         id,
-        SessionFrame::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
+        SessionFrame::Open {
+            target: target(text),
+            limit: 1,
+            epoch: 1,
+            client: String::new(),
+            opener: None,
+            resume_timeout: None,
+        },
     )
     .await;
     match call.next_session_frame().await.1 {

@@ -362,7 +362,14 @@ async fn send_frame(call: &Call, node: &NodeName, id: SessionId, frame: SessionF
 
 fn open(epoch: u64) -> SessionFrame {
     let target: Target = "node1:22".parse().unwrap();
-    SessionFrame::Open { target, limit: 1 << 16, epoch, client: "me".into(), opener: None }
+    SessionFrame::Open {
+        target,
+        limit: 1 << 16,
+        epoch,
+        client: "me".into(),
+        opener: None,
+        resume_timeout: None,
+    }
 }
 
 fn resume(epoch: u64) -> SessionFrame {
@@ -450,7 +457,14 @@ async fn endless_opens_of_a_user_leave_room_for_others() {
         let category = [SessionCategory::Admin, SessionCategory::Ssh, SessionCategory::Https][number % 3];
         let (target, opener) = (target.clone(), None);
         let frame = match number % 2 {
-            0 => SessionFrame::Open { target, limit: 1, epoch: 1, client: "me".into(), opener },
+            0 => SessionFrame::Open {
+                target,
+                limit: 1,
+                epoch: 1,
+                client: "me".into(),
+                opener,
+                resume_timeout: None,
+            },
             _ => SessionFrame::Resume {
                 received: 0,
                 limit: 1,

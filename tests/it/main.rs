@@ -35,6 +35,7 @@ mod inside;
 mod interactive;
 mod intruders;
 mod join_keys;
+mod lid;
 mod limiters;
 mod linked_admin;
 mod links;

@@ -200,7 +200,7 @@ impl ExtendedSession {
             edge.send_messages([message(
                 &edge.node,
                 id,
-                SessionFrame::Opened { limit: 0, epoch, instance: None, place: None },
+                SessionFrame::Opened { limit: 0, epoch, instance: None, place: None, resume_timeout: None },
             )])
             .await;
             Self { id, sent: 0, limit }

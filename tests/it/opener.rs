@@ -31,7 +31,14 @@ async fn send_session_frame(call: &Call, node: &str, id: SessionId, frame: Sessi
 }
 
 fn open(target: SocketAddr, opener: Option<Opener>) -> SessionFrame {
-    SessionFrame::Open { target: target.into(), limit: 1000, epoch: 1, client: String::new(), opener }
+    SessionFrame::Open {
+        target: target.into(),
+        limit: 1000,
+        epoch: 1,
+        client: String::new(),
+        opener,
+        resume_timeout: None,
+    }
 }
 
 fn resume(
@@ -125,7 +132,16 @@ async fn a_clients_session_cannot_be_taken_over_even_by_its_acceptor() {
         let SessionFrame::Open { opener, .. } = frame else { panic!("{frame:?}") };
         assert_eq!(opener, Some(Opener::Server(servers[0].server.table.instance())));
         acceptor
-            .send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself, place: None })
+            .send_session(
+                id,
+                SessionFrame::Opened {
+                    limit: 1000,
+                    epoch: 1,
+                    instance: itself,
+                    place: None,
+                    resume_timeout: None,
+                },
+            )
             .await;
         id
     };
@@ -187,6 +203,7 @@ async fn an_edge_lets_only_the_opener_resume_a_session() {
             epoch: 2,
             client: String::new(),
             opener: server(2),
+            resume_timeout: None,
         },
     )
     .await;

@@ -138,7 +138,13 @@ async fn an_edge_reaches_only_the_nodes_that_it_may_reach() {
     assert_eq!(open.category, "httpProxy", "an edge does not get the rights of another listener");
     two.send_session(
         id,
-        SessionFrame::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)), place: None },
+        SessionFrame::Opened {
+            limit: 1000,
+            epoch: 1,
+            instance: Some(Instance::from_bits(2)),
+            place: None,
+            resume_timeout: None,
+        },
     )
     .await;
     let (answered, frame) = one.next_session_frame().await;
@@ -191,7 +197,11 @@ async fn an_open_that_gets_no_answer_on_one_path_is_repeated_on_another() {
         let (id, frame) = far.next_session_frame().await;
         assert!(matches!(frame, SessionFrame::Open { epoch: 2, .. }), "{frame:?}");
         assert_eq!(open_receiver.await, Ok(id));
-        far.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 2, instance, place: None }).await;
+        far.send_session(
+            id,
+            SessionFrame::Opened { limit: 1000, epoch: 2, instance, place: None, resume_timeout: None },
+        )
+        .await;
     };
     let (_client, (), ()) = tokio::join!(servers[0].open("node1:22"), silent, answers);
     let (took, worked) = (started.elapsed(), watch.elapsed());
@@ -209,7 +219,11 @@ async fn a_session_stays_on_its_only_path_during_a_slow_dial() {
         assert!(matches!(frame, SessionFrame::Open { epoch: 1, .. }), "{frame:?}");
         let more = tokio::time::timeout(Duration::from_secs(5), far.next_session_frame()).await;
         assert!(more.is_err(), "{more:?}");
-        far.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance, place: None }).await;
+        far.send_session(
+            id,
+            SessionFrame::Opened { limit: 1000, epoch: 1, instance, place: None, resume_timeout: None },
+        )
+        .await;
     };
     let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
 }
@@ -231,7 +245,11 @@ async fn two_hundred_nodes_are_announced_over_one_link_to_each_server() {
             let (id, frame) = edge.next_session_frame().await;
             let SessionFrame::Open { epoch, .. } = frame else { panic!("{frame:?}") };
             let instance = Some(Instance::from_bits(n as u128));
-            edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance, place: None }).await;
+            edge.send_session(
+                id,
+                SessionFrame::Opened { limit: 1000, epoch, instance, place: None, resume_timeout: None },
+            )
+            .await;
         };
         let target = format!("node{n}:22");
         let _clients = tokio::join!(servers[2].open(&target), answers);
@@ -264,7 +282,11 @@ async fn sessions_end_soon_after_their_node_has_restarted() {
     let mut old = remote::link(&place, &servers[1], "node1", instance).await;
     let accept = async {
         let (id, _) = old.next_session_frame().await;
-        old.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance, place: None }).await;
+        old.send_session(
+            id,
+            SessionFrame::Opened { limit: 1000, epoch: 1, instance, place: None, resume_timeout: None },
+        )
+        .await;
     };
     let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), accept);
     drop(old);
@@ -390,7 +412,13 @@ async fn a_server_that_claims_and_refuses_a_node_does_not_hide_the_right_one() {
                         return right
                             .send_session(
                                 id,
-                                SessionFrame::Opened { limit: 1000, epoch, instance, place: None },
+                                SessionFrame::Opened {
+                                    limit: 1000,
+                                    epoch,
+                                    instance,
+                                    place: None,
+                                    resume_timeout: None,
+                                },
                             )
                             .await;
                     }
@@ -441,8 +469,13 @@ async fn a_server_that_links_endlessly_keeps_few_links() {
 fn link_context() -> LinkContext {
     let metrics = Metrics::server("", "");
     let windows = WindowLimits { start: 1000, max: 1000 };
-    let limits =
-        SessionLimits { windows, memory: 100_000, sessions: 10, resume_timeout: Duration::from_secs(60) };
+    let limits = SessionLimits {
+        windows,
+        memory: 100_000,
+        sessions: 10,
+        resume_timeout: Duration::from_secs(60),
+        max_resume_timeout: Duration::ZERO,
+    };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     LinkContext::new(table, metrics, Drain::new())
 }

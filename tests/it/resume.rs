@@ -114,7 +114,11 @@ async fn a_session_of_a_lost_edge_ends_after_the_resume_timeout() {
         let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
             panic!("an Open first")
         };
-        edge.send_session(id, SessionFrame::Opened { limit: 5, epoch, instance, place: None }).await;
+        edge.send_session(
+            id,
+            SessionFrame::Opened { limit: 5, epoch, instance, place: None, resume_timeout: None },
+        )
+        .await;
     };
     let (mut client, ()) = tokio::join!(server.open("node1:22"), accept);
     pause_time();
@@ -136,7 +140,12 @@ async fn a_scripted_edge_resumes_where_it_was() {
         let (id, SessionFrame::Open { epoch, .. }) = first.next_session_frame().await else {
             panic!("an Open first")
         };
-        first.send_session(id, SessionFrame::Opened { limit: 5, epoch, instance, place: None }).await;
+        first
+            .send_session(
+                id,
+                SessionFrame::Opened { limit: 5, epoch, instance, place: None, resume_timeout: None },
+            )
+            .await;
         (id, epoch)
     };
     let (mut client, (id, opened)) = tokio::join!(server.open("node1:22"), accept);
@@ -284,7 +293,11 @@ async fn a_path_that_is_lost_repeatedly_is_searched_for_with_pauses() {
     let mut edge = remote::link(&place, &server, "node1", instance).await;
     let accept = async {
         let (id, _) = edge.next_session_frame().await;
-        edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance, place: None }).await;
+        edge.send_session(
+            id,
+            SessionFrame::Opened { limit: 1000, epoch: 1, instance, place: None, resume_timeout: None },
+        )
+        .await;
         id
     };
     let (mut client, id) = tokio::join!(server.open("node1:22"), accept);

@@ -329,7 +329,12 @@ async fn a_resume_that_names_another_target_than_the_open_is_refused() {
     let mut first = remote::link(&place, &servers[0], "asker", instance).await;
     let id = SessionId::random();
     let (target, limit, client) = (echo.into(), 1000, String::new());
-    first.send_session(id, SessionFrame::Open { target, limit, epoch: 1, client, opener: None }).await;
+    first
+        .send_session(
+            id,
+            SessionFrame::Open { target, limit, epoch: 1, client, opener: None, resume_timeout: None },
+        )
+        .await;
     let (_, SessionFrame::Opened { instance: holder, .. }) = first.next_session_frame().await else {
         panic!("not opened")
     };

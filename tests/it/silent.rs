@@ -147,11 +147,14 @@ async fn the_backup_link_is_marked_in_its_hello() {
     first.answer(Some(Instance::random()));
     let id = SessionId::random();
     pause_time();
-    let SessionFrame::Open { target: _, limit, epoch, client, opener } = open_frame(1) else {
+    let SessionFrame::Open { target: _, limit, epoch, client, opener, resume_timeout: None } = open_frame(1)
+    else {
         unreachable!("an Open")
     };
     let target = SocketAddr::from(([127, 0, 0, 1], echo.port())).to_string().parse().unwrap();
-    first.send_session(id, SessionFrame::Open { target, limit, epoch, client, opener }).await;
+    first
+        .send_session(id, SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout: None })
+        .await;
     let (_, frame) = first.next_session_frame().await;
     assert!(matches!(frame, SessionFrame::Opened { .. }), "{frame:?}");
     // Pings are answered for a while, so that the edge measures the RTT. Then the server stops responding.

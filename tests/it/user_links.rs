@@ -305,20 +305,21 @@ async fn a_users_session_survives_a_reset_and_a_silent_line() {
 #[tokio::test]
 async fn each_server_authorizes_a_resume_again() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let (mut servers, all) = fleet(&place, 2).await;
+    let (mut servers, all) = fleet(&place, 3).await;
     let nothing = tables(&place, "").replace("node*", "other");
     let second = servers::config(&place, all[1], &format!("{}\n{nothing}", servers::peers(&all)));
     servers[1].kill();
     wait_until("the port is free", || std::net::TcpListener::bind(all[1]).is_ok()).await;
     servers[1] = KillableServer::start(second).await;
-    let _edge = edge(&place, &servers[1].server, "node1").await;
-    let links = link(&place, "alice/laptop", &all).await;
+    let edge = edge(&place, &servers[2].server, "node1").await;
+    let links = link(&place, "alice/laptop", &all[..2]).await;
     let target = at("node1", echo);
     let mut session = open_once_known(&links, &target).await;
     assert_session_echo(&mut session, "allowed by the first server").await;
     servers[0].kill();
     let why = reset(&mut session).await;
     assert!(why.starts_with("no rule lets alice reach port"), "{why}");
+    wait_until("the node, at another server, keeps nothing of it", || edge.table.is_empty()).await;
     drop(links);
 }
 

@@ -154,7 +154,16 @@ async fn the_reasons_of_an_edge_contain_no_control_characters_in_any_output() {
             panic!("an Open first")
         };
         scripted
-            .send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None })
+            .send_session(
+                id,
+                SessionFrame::Opened {
+                    limit: 1000,
+                    epoch,
+                    instance: None,
+                    place: None,
+                    resume_timeout: None,
+                },
+            )
             .await;
         (id, epoch)
     };

@@ -80,7 +80,7 @@ fn a_killed_edge_aborts_the_session_and_the_server_logs_its_trace() {
         let text = connect.log();
         let (_, trace) = text.split_once("trace=").unwrap();
         let trace: String = trace.chars().take_while(char::is_ascii_hexdigit).collect();
-        place.cloud.process.wait_for_log_of(&trace, "node node1 did not reconnect within 1s");
+        place.cloud.process.wait_for_log_of(&trace, "node node1 did not reconnect within 1 s");
         place.edge = Edge::start(&place.place, &format!("127.0.0.1:{}", place.cloud.grpc));
         place.cloud.wait_for_node("node1");
     }

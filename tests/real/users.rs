@@ -12,6 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::enrolment::store::SecretHash;
+use tunnel::route::ResumeTimeouts;
 use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserLinkError, UserUplinks};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;
@@ -51,6 +52,7 @@ pub(crate) fn link_config(place: &TestDir, client: &str, port: u16) -> UserLinkC
         proof: UserCredentials::Token(user, ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)])),
         ca: Some(place.files.ca.clone()),
         proxy: ProxyVariables::default(),
+        resume_timeouts: ResumeTimeouts::default(),
     }
 }
 

@@ -12,6 +12,7 @@ mod harm;
 mod held;
 mod interactive;
 mod ledger;
+mod lid;
 mod line;
 mod middle;
 mod owner;

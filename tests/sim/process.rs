@@ -50,7 +50,13 @@ impl Simulation {
         let (plan, kind) = (&self.plan, usize::from(node.is_some()));
         let metrics = || if kind == 0 { Metrics::server("", "") } else { Metrics::edge() };
         let (windows, memory, resume_timeout) = (plan.windows[kind], plan.memory[kind], plan.grace);
-        let limits = SessionLimits { windows, memory, sessions: 1000, resume_timeout };
+        let limits = SessionLimits {
+            windows,
+            memory,
+            sessions: 1000,
+            resume_timeout,
+            max_resume_timeout: Duration::ZERO,
+        };
         let counted = metrics();
         let table = SessionTable::new(Instance::from_bits(at as u128 + 1), limits, counted.clone());
         let registry = Registry::new(metrics());

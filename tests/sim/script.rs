@@ -30,7 +30,13 @@ struct Script {
 impl Script {
     fn new(sessions: usize) -> Self {
         let windows = WindowLimits { start: 1 << 10, max: 64 << 10 };
-        let limits = SessionLimits { windows, memory: 64 << 20, sessions, resume_timeout: GRACE };
+        let limits = SessionLimits {
+            windows,
+            memory: 64 << 20,
+            sessions,
+            resume_timeout: GRACE,
+            max_resume_timeout: Duration::ZERO,
+        };
         let metrics = Metrics::server("", "");
         Self { table: SessionTable::new(Instance::from_bits(1), limits, metrics.clone()), metrics }
     }
@@ -50,7 +56,13 @@ impl Script {
         self.receive_frame(
             link,
             opening.id(),
-            SessionFrame::Opened { limit: 1 << 40, epoch: 1, instance: None, place: None },
+            SessionFrame::Opened {
+                limit: 1 << 40,
+                epoch: 1,
+                instance: None,
+                place: None,
+                resume_timeout: None,
+            },
         );
         opening.into_session()
     }
@@ -112,7 +124,7 @@ fn link(number: u64) -> Arc<Link> {
 
 fn open_frame(epoch: u64) -> SessionFrame {
     let (target, client) = ("10.0.0.1:22".parse().unwrap(), String::new());
-    SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener: None }
+    SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener: None, resume_timeout: None }
 }
 
 fn resume_frame(epoch: u64, at: Instance) -> SessionFrame {

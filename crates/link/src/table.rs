@@ -56,6 +56,8 @@ pub struct SessionLimits {
     pub sessions: usize,
     /// How long a session without a path, and the id of an ended session, are kept.
     pub resume_timeout: Duration,
+    /// The most that is granted to a session of a user's link, which may ask for more than that.
+    pub max_resume_timeout: Duration,
 }
 
 /// All sessions of this process by id; creates new ones.
@@ -92,6 +94,8 @@ pub enum FrameEvent {
     RelayRequest(RelayRequest),
     /// A frame that is about no session, and that the link itself does not handle.
     Signal(Frame),
+    /// A peer has refused a Resume: the node here need not keep that session.
+    Revoked(SessionKey, SessionFrame),
     /// A peer has ended a session, which it does not relay here, for this reason.
     Ended(SessionId, String),
 }
@@ -256,6 +260,11 @@ impl SessionTable {
         if let Some(opener) = frame.opener() {
             *opener = Opener::verified(opener.take(), &link.peer, link.instance);
         }
+        if let SessionFrame::Open { opener, resume_timeout, .. } = &mut frame {
+            let most = self.limits.max_resume_timeout.max(self.limits.resume_timeout);
+            let asks = matches!(opener, Some(Opener::User(_)));
+            *resume_timeout = resume_timeout.filter(|_| asks).map(|asked| asked.min(most));
+        }
         if let SessionFrame::Resume { place, .. } = &mut frame
             && !matches!(link.peer, Remote::User(_))
         {
@@ -299,6 +308,9 @@ impl SessionTable {
                 let why = "only the program of a user opens sessions of the category admin";
                 link.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
                 None
+            }
+            SessionFrame::Revoked { .. } if link.peer == Remote::Peer => {
+                Some(FrameEvent::Revoked(key, frame))
             }
             SessionFrame::Open { .. } if at_server => self.on_request(link, key, frame),
             // Only an edge that gives up a pending open does not know the process.
@@ -376,7 +388,7 @@ impl SessionTable {
         self.relays.requested_by(&requester) + ends_here >= most.div_ceil(4)
     }
 
-    /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same
+    /// Rejects a remote that tries to resume or end another opener's session, or as one to another target, with the same
     /// answer as for an unknown session.
     fn reject_opener(&self, from: &Link, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
@@ -393,7 +405,8 @@ impl SessionTable {
         key: SessionKey,
         open: SessionFrame,
     ) -> Option<IncomingSession> {
-        let SessionFrame::Open { ref target, limit, epoch, ref client, ref opener } = open else {
+        let SessionFrame::Open { ref target, limit, epoch, ref client, ref opener, resume_timeout } = open
+        else {
             return None;
         };
         let target = target.clone();
@@ -416,7 +429,9 @@ impl SessionTable {
             }
         };
         recv.set_unpromised(link.unread_reservation());
-        let end = SessionState::acceptor(link.id, epoch, limit, send, recv);
+        let mut end = SessionState::acceptor(link.id, epoch, limit, send, recv);
+        // A server keeps its end of a user's session, with a plain remote, only as long as that of any other.
+        end.resume_timeout = resume_timeout.filter(|_| matches!(link.peer, Remote::Server(_)));
         let shared = SharedSession::new(key, self, source.clone(), origin, end, Some(link.clone()));
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.

@@ -157,13 +157,28 @@ pub struct SessionKey {
 /// - `instance`: the process that holds the acceptor.
 /// - `opener`: the party that opened the session. An edge names none, as its server adds it.
 /// - `place`: where a server has located the target of a user's session. Only frames of her link have it.
+/// - `resume_timeout`: how long a user's session may be without a path, in whole seconds: asked for by Open, and granted by
+///   Opened. `None`: as long as the two ends keep all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are documented above, once for all variants")]
 pub enum SessionFrame {
     /// Dial `target` for `client`. The first frame of a session.
-    Open { target: Target, limit: u64, epoch: u64, client: String, opener: Option<Opener> },
+    Open {
+        target: Target,
+        limit: u64,
+        epoch: u64,
+        client: String,
+        opener: Option<Opener>,
+        resume_timeout: Option<Duration>,
+    },
     /// The target accepted the connection. Precedes data of that direction.
-    Opened { limit: u64, epoch: u64, instance: Option<Instance>, place: Option<Place> },
+    Opened {
+        limit: u64,
+        epoch: u64,
+        instance: Option<Instance>,
+        place: Option<Place>,
+        resume_timeout: Option<Duration>,
+    },
     /// The target cannot be reached. Sent instead of [`SessionFrame::Opened`].
     Refused { epoch: u64, refusal: SessionError },
     /// Bytes, in order.
@@ -194,6 +209,8 @@ pub enum SessionFrame {
     Resumed { received: u64, limit: u64, epoch: u64 },
     /// The path beyond the sender is broken.
     PathLost { epoch: u64 },
+    /// From a server: it has refused a Resume of this opener, so the acceptor need not keep the session any longer.
+    Revoked { opener: Option<Opener>, refusal: SessionError },
 }
 
 /// The node of a session, and the target as that node knows it.
@@ -239,13 +256,16 @@ impl SessionFrame {
             Self::Resume { .. } => "Resume",
             Self::Resumed { .. } => "Resumed",
             Self::PathLost { .. } => "PathLost",
+            Self::Revoked { .. } => "Revoked",
         }
     }
 
     /// Returns the opener field of frames that have one.
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {
-            Self::Open { opener, .. } | Self::Resume { opener, .. } => Some(opener),
+            Self::Open { opener, .. } | Self::Resume { opener, .. } | Self::Revoked { opener, .. } => {
+                Some(opener)
+            }
             _ => None,
         }
     }
@@ -260,16 +280,21 @@ impl SessionFrame {
             | Self::Resume { epoch, .. }
             | Self::Resumed { epoch, .. }
             | Self::PathLost { epoch } => Some(*epoch),
-            Self::Data(_) | Self::Fin { .. } | Self::ResetAt { .. } | Self::Credit { .. } => None,
+            Self::Data(_)
+            | Self::Fin { .. }
+            | Self::ResetAt { .. }
+            | Self::Credit { .. }
+            | Self::Revoked { .. } => None,
         }
     }
 
     /// Returns the reason of frames that end a session.
     pub fn refusal(&self) -> Option<&SessionError> {
         match self {
-            Self::Refused { refusal, .. } | Self::Reset { refusal, .. } | Self::ResetAt { refusal, .. } => {
-                Some(refusal)
-            }
+            Self::Refused { refusal, .. }
+            | Self::Reset { refusal, .. }
+            | Self::ResetAt { refusal, .. }
+            | Self::Revoked { refusal, .. } => Some(refusal),
             _ => None,
         }
     }

@@ -44,6 +44,7 @@ fn open(opener: Option<&str>) -> SessionFrame {
         epoch: 1,
         client: "root".into(),
         opener,
+        resume_timeout: None,
     }
 }
 
@@ -62,7 +63,16 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
         ("open, to its server", open(None)),
         ("open, of an edge", open(Some("node/Edge-2"))),
         ("open, of a server", open(Some(SERVER))),
-        ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()), place: None }),
+        (
+            "opened",
+            SessionFrame::Opened {
+                limit: 65_536,
+                epoch: 1,
+                instance: Some(instance()),
+                place: None,
+                resume_timeout: None,
+            },
+        ),
         ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) }),
         ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
         ("data, none", SessionFrame::Data(Bytes::new())),
@@ -75,6 +85,21 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
         ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
         ("path-lost", SessionFrame::PathLost { epoch: 2 }),
     ]
+}
+
+/// Returns the frames of a user's session that other sessions do not have.
+fn resume_timeouts() -> [(&'static str, SessionFrame); 3] {
+    let resume_timeout = Some(Duration::from_secs(12 * 60 * 60));
+    let SessionFrame::Open { target, limit, epoch, client, opener, .. } = open(Some("client/alice/laptop"))
+    else {
+        unreachable!("an Open")
+    };
+    let opened =
+        SessionFrame::Opened { limit, epoch, instance: Some(instance()), place: None, resume_timeout };
+    let open = SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout };
+    let opener = "client/alice/laptop".parse().ok();
+    let revoked = SessionFrame::Revoked { opener, refusal: refusal(ErrorCode::NotAllowed) };
+    [("open, of a user", open), ("opened, to a user", opened), ("revoked", revoked)]
 }
 
 /// Returns every other frame, with the remote that receives it.
@@ -181,7 +206,7 @@ fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
     record(
         "plain connected",
         "any text",
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None },
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
     );
     record(
         "plain connect-failed",
@@ -243,6 +268,10 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     for (name, body, _) in node_lists() {
         now.push((name, hex(to_message(Frame { node: node(), body }))));
     }
+    for (name, frame) in resume_timeouts() {
+        let body = FrameKind::Session(id(), SessionCategory::Ssh, frame);
+        now.push((name, hex(to_message(Frame { node: node(), body }))));
+    }
     let now: String = now.iter().map(|(name, sent)| format!("{name} = {}\n", sent.trim_end())).collect();
     let recorded = include_str!("recorded.txt");
     for (now, recorded) in now.lines().zip(recorded.lines()) {
@@ -264,6 +293,10 @@ fn every_recorded_frame_is_still_decoded() {
     };
     for (name, frame) in session_frames() {
         let frame = Frame { node: node(), body: FrameKind::Session(id(), SessionCategory::HttpProxy, frame) };
+        assert_eq!(from_message(read(name), &Remote::Peer), Ok(frame), "{name}");
+    }
+    for (name, frame) in resume_timeouts() {
+        let frame = Frame { node: node(), body: FrameKind::Session(id(), SessionCategory::Ssh, frame) };
         assert_eq!(from_message(read(name), &Remote::Peer), Ok(frame), "{name}");
     }
     for (name, body, peer) in signals().into_iter().chain(node_lists()) {

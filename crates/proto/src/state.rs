@@ -5,6 +5,8 @@
 
 pub(crate) mod ending;
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::frame::{ErrorCode, Place, SessionError, SessionFrame};
@@ -55,6 +57,9 @@ pub struct SessionState {
     /// Since when it has waited for something that only the remote can provide.
     waiting_since: Option<Instant>,
     resumed: u32,
+    /// How long it may be without a path: while it opens what its opener asks for, then what the acceptor grants. `None`:
+    /// as long as all others.
+    pub resume_timeout: Option<Duration>,
     /// Direction from this end.
     pub send: SendHalf,
     /// Direction to this end.
@@ -107,6 +112,7 @@ impl SessionState {
             departed: None,
             waiting_since: None,
             resumed: 0,
+            resume_timeout: None,
             send,
             recv,
         }
@@ -150,6 +156,11 @@ impl SessionState {
     /// Returns true if the session was open and has no path, or none that is confirmed.
     pub fn needs_path(&self) -> bool {
         matches!(self.phase, Phase::Parked | Phase::Resuming)
+    }
+
+    /// Returns how long the session may wait for its remote now; `usual` unless it is open and more was granted.
+    pub fn resume_timeout(&self, usual: Duration) -> Duration {
+        self.resume_timeout.filter(|_| self.needs_path()).unwrap_or(usual)
     }
 
     /// Returns the number of bytes transferred in both directions together.
@@ -289,13 +300,17 @@ impl SessionState {
             (PendingFrame::Open, SessionRole::Opener { target, client }) => {
                 let target = target.clone();
                 let client = client.clone();
-                SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
+                let resume_timeout = self.resume_timeout;
+                let limit = self.recv.limit();
+                SessionFrame::Open { target, limit, epoch, client, opener: None, resume_timeout }
             }
             (PendingFrame::Open | PendingFrame::Resume, SessionRole::Acceptor) => {
                 return (None, Actions::default());
             }
             (PendingFrame::Opened, _) => {
-                SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None, place: None }
+                let resume_timeout = self.resume_timeout;
+                let limit = self.recv.limit();
+                SessionFrame::Opened { limit, epoch, instance: None, place: None, resume_timeout }
             }
             (PendingFrame::Resume, SessionRole::Opener { target, .. }) => {
                 let (received, limit) = self.recv.credit();
@@ -408,16 +423,28 @@ pub struct Actions {
 impl SessionState {
     /// Handles a frame that arrived over the link `from`.
     pub fn handle_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Actions {
+        // What an absent owner has written may have waited for hours: its delivery only starts now.
+        if self.resume_timeout.is_some()
+            && matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. })
+            && let Some(departed) = &mut self.departed
+        {
+            departed.since = now;
+        }
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.handle_open(from, epoch, limit),
             SessionFrame::Resume { received, limit, epoch, .. } => {
                 self.handle_resume(from, epoch, received, limit)
             }
+            // Only a session that nobody uses. If it runs, the opener has resumed it by a server that permits it.
+            SessionFrame::Revoked { refusal, .. } if self.phase == Phase::Parked && !self.is_opener() => {
+                self.close(refusal)
+            }
+            SessionFrame::Revoked { .. } => DROPPED,
             // Open and Resume name a new path, and their epoch is checked. All others are valid only on the session's
             // path.
             _ if self.path != Some(from) => DROPPED,
-            SessionFrame::Opened { limit, epoch, instance, place } => {
-                self.handle_opened(limit, epoch, instance, place)
+            SessionFrame::Opened { limit, epoch, instance, place, resume_timeout } => {
+                self.handle_opened(limit, epoch, instance, place, resume_timeout)
             }
             SessionFrame::Refused { epoch, refusal } => self.handle_refused(epoch, refusal, now),
             SessionFrame::Resumed { received, limit, epoch } => self.handle_resumed(received, limit, epoch),
@@ -464,6 +491,7 @@ impl SessionState {
         epoch: u64,
         instance: Option<Instance>,
         place: Option<Place>,
+        granted: Option<Duration>,
     ) -> Actions {
         if !self.awaits_opened() || epoch != self.epoch {
             return DROPPED;
@@ -471,6 +499,7 @@ impl SessionState {
         self.phase = Phase::Open;
         self.instance = instance;
         self.place = place;
+        self.resume_timeout = self.resume_timeout.zip(granted).map(|(asked, granted)| asked.min(granted));
         // If the opening was cancelled just now, the acceptor learns it from a ResetAt.
         self.answer = None;
         match self.send.acknowledge(0, limit) {
@@ -495,6 +524,7 @@ impl SessionState {
         self.phase = Phase::Resuming;
         self.epoch += 1;
         self.answer = Some(PendingFrame::Resume);
+        self.resume_timeout = None;
         self.orphan(refusal, now, OwnerDeparture::Dropped)
     }
 

@@ -122,7 +122,13 @@ impl PlainSession {
     }
 
     fn opened(&self) -> SessionFrame {
-        SessionFrame::Opened { limit: u64::MAX, epoch: self.epoch, instance: None, place: None }
+        SessionFrame::Opened {
+            limit: u64::MAX,
+            epoch: self.epoch,
+            instance: None,
+            place: None,
+            resume_timeout: None,
+        }
     }
 
     fn receive(&mut self, data: Bytes) -> SessionFrame {
@@ -500,7 +506,8 @@ impl SuperEdgeTranslator {
 /// Returns the request of a plain remote for a session here.
 fn requested_by_remote(id: SessionId, category: SessionCategory, target: Target) -> PlainEvent {
     let client = "a plain remote".into();
-    let open = SessionFrame::Open { target, limit: u64::MAX, epoch: 1, client, opener: None };
+    let open =
+        SessionFrame::Open { target, limit: u64::MAX, epoch: 1, client, opener: None, resume_timeout: None };
     PlainEvent::Session(Decoded { id, category, frames: vec![open] })
 }
 

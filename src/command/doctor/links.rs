@@ -229,6 +229,7 @@ async fn link(
         memory: 1 << 20,
         sessions: 1,
         resume_timeout: Duration::ZERO,
+        max_resume_timeout: Duration::ZERO,
     };
     let (instance, metadata) = caller.hello.clone().unwrap_or_else(|| (Instance::random(), HeaderMap::new()));
     let table = SessionTable::new(instance, limits, metrics.clone());

@@ -44,8 +44,13 @@ pub(crate) fn peers(
     let tls = ReloadedValue::fixed(PeerTls { config: client.load().unwrap().load(), name });
     let metrics = Metrics::server("", "");
     let windows = WindowLimits { start: 1000, max: 1000 };
-    let limits =
-        SessionLimits { windows, memory: 100_000, sessions: 10, resume_timeout: Duration::from_secs(60) };
+    let limits = SessionLimits {
+        windows,
+        memory: 100_000,
+        sessions: 10,
+        resume_timeout: Duration::from_secs(60),
+        max_resume_timeout: Duration::ZERO,
+    };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
     let link_context = LinkContext::new(table, metrics.clone(), Drain::new());
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());

@@ -11,14 +11,15 @@ use tracing::info_span;
 use crate::admin::requester::LinkedUser;
 use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
-use crate::admission::{Admission, ListenerContext, OpenRequest};
+use crate::admission::{Admission, DeniedRequest, ListenerContext, OpenRequest};
+use crate::paths::PathProvider as _;
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
 use crate::server::user_links::{AuthenticatedUser, lacks_grants};
 use crate::session_io::judged::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
+use tunnel_proto::frame::{ErrorCode, Opener, SessionCategory, SessionError, SessionFrame, SessionKey};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
 /// seconds.
@@ -83,17 +84,20 @@ async fn relay(
     let is_loading = is_guessed && context.addresses.is_loading();
     let lacks_rights = is_loading || resumes && lacks_grants(&context.policy.load().rights, &shared);
     let mut admission = Admission::of_link(context.clone(), from, identity, device.device, id);
-    let authorized = match admission.authorize(Ok(open_request), String::new()).await {
-        Ok(authorized) => authorized,
-        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed, lacks_rights)),
-    };
-    let node = authorized.node().clone();
-    let target = authorized.target().clone();
-    let admitted = match authorized.admit_relay(id, resumes) {
+    let authorized = admission.authorize(Ok(open_request), String::new()).await;
+    let refusal = |denied: DeniedRequest, lacks| refusal(&denied.denial, &context, is_guessed, lacks);
+    let admitted = authorized.map_err(|denied| refusal(denied, lacks_rights)).and_then(|authorized| {
+        let at = (authorized.node().clone(), authorized.target().clone());
+        Ok((at, authorized.admit_relay(id, resumes).map_err(|denied| refusal(denied, is_loading))?))
+    });
+    let ((node, target), admitted) = match admitted {
         Ok(admitted) => admitted,
-        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed, is_loading)),
+        Err(why) => {
+            revoke(&request, &why, &room, &shared).await;
+            return request.refuse(why);
+        }
     };
-    request.redirect(node.clone(), target);
+    request.redirect(node, target);
     let mut end = request.watch_end();
     if let Some((request, plain)) = Box::pin(shared.relay(request, &room)).await {
         let access = BridgeRequester::User(admitted.judged.clone());
@@ -109,6 +113,17 @@ async fn relay(
     };
     if let Ok(ended) = ended {
         admitted.end(ended);
+    }
+}
+
+/// Ends the session of a Resume that is refused for good at its node, which would keep it for hours.
+async fn revoke(request: &RelayRequest, why: &SessionError, room: &Semaphore, shared: &Arc<ServerContext>) {
+    let Some((node, _)) = request.place().filter(|_| why.code == ErrorCode::NotAllowed) else { return };
+    let looking = shared.finder.find(node, request.instance(), None);
+    if let Ok(Ok(path)) = shared.with_search_permit(looking, room).await {
+        let key = SessionKey { id: request.id(), category: request.category(), node: node.clone() };
+        let opener = Opener::verified(None, &request.from().peer, None);
+        path.link.reply(&key, SessionFrame::Revoked { opener, refusal: why.clone() });
     }
 }
 

@@ -30,7 +30,7 @@ async fn an_interactive_link_has_its_role_in_its_hello() {
         let target = SocketAddr::from(([127, 0, 0, 1], target.port())).to_string().parse().unwrap();
         call.send_session(
             SessionId::random(),
-            SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener },
+            SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener, resume_timeout: None },
         )
         .await;
     }
@@ -126,8 +126,17 @@ async fn a_session_moves_only_to_a_link_on_which_its_edge_has_sent() {
             let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
                 panic!("an Open first")
             };
-            edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None })
-                .await;
+            edge.send_session(
+                id,
+                SessionFrame::Opened {
+                    limit: 1000,
+                    epoch,
+                    instance: None,
+                    place: None,
+                    resume_timeout: None,
+                },
+            )
+            .await;
         };
         let target = format!("{node}:22");
         clients.push(tokio::join!(server.open(&target), accept).0);

@@ -125,7 +125,13 @@ async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
 fn forged() -> Vec<SessionFrame> {
     let refusal = || SessionError::new(ErrorCode::NotAllowed, "forged");
     vec![
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(7)), place: None },
+        SessionFrame::Opened {
+            limit: 9,
+            epoch: 1,
+            instance: Some(Instance::from_bits(7)),
+            place: None,
+            resume_timeout: None,
+        },
         SessionFrame::Resumed { received: 0, limit: 9, epoch: 9 },
         SessionFrame::Refused { epoch: 9, refusal: refusal() },
         SessionFrame::Reset { epoch: 9, refusal: refusal() },
@@ -167,7 +173,7 @@ async fn refused(
 
 fn open_frame(target: &str, opener: Option<Opener>) -> SessionFrame {
     let (target, client) = (target.parse().unwrap(), "root@10.0.0.1:1".into());
-    SessionFrame::Open { target, limit: 1 << 16, epoch: 50, client, opener }
+    SessionFrame::Open { target, limit: 1 << 16, epoch: 50, client, opener, resume_timeout: None }
 }
 
 fn resume_frame(target: &str, instance: Option<Instance>, opener: Option<Opener>) -> SessionFrame {
@@ -183,7 +189,11 @@ async fn a_user_takes_over_no_session_of_a_client_of_the_server() {
     let mut node = remote::link(&place, &server, "node2", Some(Instance::random())).await;
     let accepted = async {
         let (id, SessionFrame::Open { epoch, .. }) = node.next_session_frame().await else { panic!() };
-        node.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None }).await;
+        node.send_session(
+            id,
+            SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None, resume_timeout: None },
+        )
+        .await;
         id
     };
     let (mut client, id) = tokio::join!(server.open("node2:22"), accepted);
@@ -270,7 +280,14 @@ async fn a_user_who_never_reads_stalls_only_her_own_sessions() {
     while assert_eventually("an answer to the call", raw.next()).await.unwrap().kind != HEADERS {}
     let open = || {
         let (target, client): (Target, _) = (at("node1", source).parse().unwrap(), String::new());
-        let open = SessionFrame::Open { target, limit: 1 << 40, epoch: 1, client, opener: None };
+        let open = SessionFrame::Open {
+            target,
+            limit: 1 << 40,
+            epoch: 1,
+            client,
+            opener: None,
+            resume_timeout: None,
+        };
         message(&NodeName::none(), SessionId::random(), open)
     };
     assert!(raw.send_messages((0..20).map(|_| open())).await);

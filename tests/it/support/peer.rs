@@ -26,6 +26,7 @@ pub(crate) fn open_frame(epoch: u64) -> SessionFrame {
         epoch,
         client: "root".into(),
         opener: None,
+        resume_timeout: None,
     }
 }
 
@@ -88,7 +89,13 @@ pub(crate) async fn accept_open(call: &mut Call) {
     let SessionFrame::Open { epoch, .. } = frame else { panic!("{frame:?}") };
     call.send_session(
         id,
-        SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)), place: None },
+        SessionFrame::Opened {
+            limit: 1000,
+            epoch,
+            instance: Some(Instance::from_bits(1)),
+            place: None,
+            resume_timeout: None,
+        },
     )
     .await;
 }

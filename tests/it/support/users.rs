@@ -6,6 +6,7 @@ use http::HeaderMap;
 use tonic::Code;
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::enrolment::store::SecretHash;
+use tunnel::route::ResumeTimeouts;
 use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;
@@ -51,6 +52,7 @@ pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> U
         proof: UserCredentials::Token(user, tokens),
         ca: Some(place.files.ca.clone()),
         proxy: ProxyVariables::default(),
+        resume_timeouts: ResumeTimeouts::default(),
     }
 }
 

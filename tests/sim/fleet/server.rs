@@ -54,8 +54,13 @@ impl SimServer {
         let (own, drain, figures) = (net.instance(), Drain::new(), Arc::new(Figures::default()));
         let metrics = Metrics::server("", "");
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits =
-            SessionLimits { windows, memory: 1000, sessions: 1, resume_timeout: Duration::from_secs(60) };
+        let limits = SessionLimits {
+            windows,
+            memory: 1000,
+            sessions: 1,
+            resume_timeout: Duration::from_secs(60),
+            max_resume_timeout: Duration::ZERO,
+        };
         let (table, registry) = (SessionTable::new(own, limits, metrics.clone()), Registry::new(metrics));
         let names = net.names(&figures);
         let service = Some((PODS.to_owned(), at.port()));

@@ -12,7 +12,7 @@ use tunnel_proto::names::{Instance, NodeName, SessionId};
 
 impl Link {
     /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
-    pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
+    pub fn reply(&self, session: &SessionKey, frame: SessionFrame) {
         let frame = self.frame(session, frame);
         self.with_state(|state| state.queue.push_reply(frame));
     }

@@ -105,6 +105,8 @@ impl RelayQueue {
                 self.passed.fetch_add(received, Relaxed);
             }
             SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } => queue.finish(frame)?,
+            // Never relayed: it goes to an acceptor without a path.
+            SessionFrame::Revoked { .. } => {}
             SessionFrame::Reset { .. } | SessionFrame::PathLost { .. } => {
                 queue.credit = None;
                 queue.sealed = true;

@@ -49,8 +49,13 @@ impl Relay {
 
     fn with(memory: usize) -> Self {
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits =
-            SessionLimits { windows, memory, sessions: 2000, resume_timeout: Duration::from_secs(60) };
+        let limits = SessionLimits {
+            windows,
+            memory,
+            sessions: 2000,
+            resume_timeout: Duration::from_secs(60),
+            max_resume_timeout: Duration::ZERO,
+        };
         let table = SessionTable::new(Instance::from_bits(99), limits, Metrics::server("", ""));
         Self { table, client: link(1, Remote::Peer), edge: link(2, Remote::Edge(node())) }
     }
@@ -111,6 +116,7 @@ fn open(epoch: u64) -> SessionFrame {
         epoch,
         client: "c".into(),
         opener: None,
+        resume_timeout: None,
     }
 }
 
@@ -216,13 +222,20 @@ async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
 #[tokio::test]
 async fn frames_pass_between_the_two_links_and_from_no_third() {
     let relay = Relay::bound();
-    relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None });
+    relay.on_frame(
+        &relay.edge,
+        SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None, resume_timeout: None },
+    );
     relay.on_frame(&relay.edge, data("from the edge"));
     relay.on_frame(&relay.client, data("from the client"));
     relay.on_frame(&link(3, Remote::Peer), data("from a stranger"));
-    relay.on_frame(&relay.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None });
+    relay.on_frame(
+        &relay.client,
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
+    );
     assert_eq!(frames(&relay.edge), [data("from the client")]);
-    let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None };
+    let opened =
+        SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None, resume_timeout: None };
     assert_eq!(frames(&relay.client), [opened, data("from the edge")]);
 }
 
@@ -232,7 +245,8 @@ async fn a_user_gets_the_place_that_her_server_has_chosen_and_a_peer_gets_none()
     let place = |node: &str, target: &str| {
         Some(Box::new((node.parse::<NodeName>().unwrap(), target.parse::<Target>().unwrap())))
     };
-    let opened = |place| SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place };
+    let opened =
+        |place| SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place, resume_timeout: None };
     for (peer, chosen) in [
         (Remote::User("alice/laptop".parse().unwrap()), place("edge1", "10.0.0.1:8080")),
         (Remote::Peer, None),
@@ -249,7 +263,10 @@ async fn a_user_gets_the_place_that_her_server_has_chosen_and_a_peer_gets_none()
 
 #[tokio::test]
 async fn frames_that_open_and_resume_discard_what_waits_and_credits() {
-    for answer in [resumed(2), SessionFrame::Opened { limit: 5, epoch: 2, instance: None, place: None }] {
+    for answer in [
+        resumed(2),
+        SessionFrame::Opened { limit: 5, epoch: 2, instance: None, place: None, resume_timeout: None },
+    ] {
         let relay = Relay::bound();
         relay.on_frame(&relay.edge, data("old"));
         relay.on_frame(&relay.edge, SessionFrame::Credit { received: 1, limit: 2 });
@@ -591,7 +608,10 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     );
     request.try_path(&relay.edge);
     assert!(matches!(frames(&relay.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
-    relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None, place: None });
+    relay.on_frame(
+        &relay.edge,
+        SessionFrame::Opened { limit: 1000, epoch: 1, instance: None, place: None, resume_timeout: None },
+    );
     assert_eq!(request.path_failed().now_or_never(), Some(false));
     assert!(matches!(frames(&requester)[..], [SessionFrame::Opened { epoch: 1, .. }]));
     drop(request);

@@ -1,5 +1,6 @@
 //! Eviction: which sessions end when sessions or memory run out.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::table::SessionTable;
-use crate::table::session::SharedSession;
+use crate::table::session::{LongParked, SharedSession};
 use tunnel_base::policy::source_of;
 use tunnel_net::fair_map::FairMap;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -107,6 +108,47 @@ impl SessionTable {
         }
     }
 
+    /// Ends the sessions beyond what may wait for a path for long. Each device keeps its newest ones, and users have equal
+    /// shares: who has restarted her machine cannot resume the older ones. Of the bytes of all, the largest sessions give
+    /// up theirs.
+    pub(super) fn bound_parked(&self, mut parked: Vec<LongParked>) {
+        let end = |one: &LongParked, why: &str| {
+            one.session.reset_unread(SessionError::new(ErrorCode::Overloaded, why));
+            false
+        };
+        // Each with its place among those of its device, and of its user. The opener's end counts none.
+        parked.sort_by_key(|one| Reverse(one.lost));
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        let mut place = |of: String| *counts.entry(of).and_modify(|count| *count += 1).or_insert(1);
+        parked.retain(|one| {
+            let at = one.device.as_ref().map_or(0, |device| place(device.to_string()));
+            at <= MAX_PARKED_OF_DEVICE
+                || end(one, "its device has 8 newer sessions at this node that wait for a path for long")
+        });
+        parked.sort_by_cached_key(|one| {
+            let at = one.device.as_ref().map_or(0, |device| place(device.user.to_string()));
+            (at, Reverse(one.lost))
+        });
+        let mut counted = 0;
+        parked.retain(|one| {
+            counted += usize::from(one.device.is_some());
+            counted <= MAX_PARKED
+                || end(one, "32 other sessions at this node wait for a path for long, and its user has most")
+        });
+        parked.sort_by_key(|one| one.kept);
+        let mut sum = 0;
+        for one in parked {
+            sum += one.kept;
+            if sum > self.limits.memory / 4 {
+                self.metrics.truncated.count("memory");
+                end(
+                    &one,
+                    "of the sessions that wait for a path for long it keeps most, and their memory is used up",
+                );
+            }
+        }
+    }
+
     fn evict(&self, id: SessionId, reason: &'static str) -> bool {
         let evicted = self.session(id).and_then(|session| session.evict());
         if evicted == Some(true) {
@@ -116,6 +158,9 @@ impl SessionTable {
     }
 }
 
+/// Maximum number of sessions of one device that are without a path for long at one node, and of all.
+const MAX_PARKED_OF_DEVICE: usize = 8;
+const MAX_PARKED: usize = 32;
 /// Maximum number of sessions that are looked at for one to evict.
 const MAX_CANDIDATES: usize = 8;
 /// Maximum number of orphans that may be evicted, at about 300 bytes each.
@@ -132,6 +177,9 @@ pub(crate) fn source(client: &str) -> Arc<str> {
         Err(_) => client.into(),
     }
 }
+
+#[cfg(test)]
+mod parked_tests;
 
 #[cfg(test)]
 mod tests {
@@ -156,8 +204,13 @@ mod tests {
 
     fn table(memory: usize) -> (Arc<SessionTable>, Arc<Link>) {
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits =
-            SessionLimits { windows, memory, sessions: SESSIONS, resume_timeout: Duration::from_secs(60) };
+        let limits = SessionLimits {
+            windows,
+            memory,
+            sessions: SESSIONS,
+            resume_timeout: Duration::from_secs(60),
+            max_resume_timeout: Duration::ZERO,
+        };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
         (table, Link::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), Some(Instance::random())))
     }
@@ -177,8 +230,10 @@ mod tests {
             .open(node, "node1:22".parse().unwrap(), SessionCategory::Ssh, client.into(), "test")
             .unwrap();
         opening.ask(link, None);
-        let (id, opened) =
-            (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None });
+        let (id, opened) = (
+            opening.id(),
+            SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None },
+        );
         let key = SessionKey { id, category: SessionCategory::Ssh, node: "node1".parse().unwrap() };
         table.on_frame(link, key, opened, Instant::now());
         let mut session = opening.into_session();

@@ -87,6 +87,11 @@ impl PendingOpen {
         shared.with_state(|inner| (inner.permit.replace(permit), Actions::default()));
     }
 
+    /// Asks the acceptor to keep the session for this long while it has no path. Only for users' programs.
+    pub fn ask_resume_timeout(&self, timeout: Duration) {
+        self.0.shared.lock().state.resume_timeout = Some(timeout);
+    }
+
     /// Waits for the answer on the link of the last request.
     ///
     /// # Cancel safety
@@ -171,6 +176,11 @@ impl PathSearchRight {
     /// Returns the process of its remote end.
     pub fn instance(&self) -> Option<Instance> {
         self.shared.read(SessionState::instance)
+    }
+
+    /// Returns how long the session may be without a path; `usual` if nothing else was granted to it.
+    pub fn resume_timeout(&self, usual: Duration) -> Duration {
+        self.shared.read(|state| state.resume_timeout(usual))
     }
 
     /// Returns true if the session still needs a path. Once it returns false, the next loss creates another
@@ -285,6 +295,11 @@ impl SessionMonitor {
     /// Returns the session's id.
     pub fn id(&self) -> SessionId {
         self.0.key.id
+    }
+
+    /// Returns how long the session may be without a path, if the acceptor has granted anything.
+    pub fn resume_timeout(&self) -> Option<Duration> {
+        self.0.read(|state| state.resume_timeout)
     }
 
     /// Returns since when the session has had no path, or the remote of its link has not answered; `None` if its path

@@ -18,10 +18,11 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, Turn, TurnOutput};
 use crate::table::SessionTable;
 use crate::table::session::trace::{LoggedState, LoggedTransition};
+use tunnel_base::unix_time::in_words;
 use tunnel_proto::frame::{
     ErrorCode, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
-use tunnel_proto::names::{Instance, Target};
+use tunnel_proto::names::{Instance, Target, UserDevice};
 use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
 
@@ -160,6 +161,9 @@ impl SharedSession {
                 SessionFrame::Open { opener: claimed, target: at, .. }
                 | SessionFrame::Resume { opener: claimed, target: at, .. },
             ) => opener == claimed && target == at,
+            (SessionOrigin::Remote { opener, .. }, SessionFrame::Revoked { opener: claimed, .. }) => {
+                opener == claimed
+            }
             _ => true,
         }
     }
@@ -538,27 +542,43 @@ impl SharedSession {
         runs.then(|| (inner.state.is_opener(), inner.state.bytes_transferred()))
     }
 
-    /// Ends a session that has waited for its remote for `timeout`. One that is idle gives memory back.
-    pub(crate) fn expire(
-        self: &Arc<Self>,
-        now: Instant,
-        timeout: Duration,
-        why: &SessionError,
-    ) -> ExpiryOutcome {
+    /// Ends a session that has waited for its remote for its resume timeout, which is `usual` if it has none of its own.
+    /// One that is idle gives memory back.
+    pub(crate) fn expire(self: &Arc<Self>, now: Instant, usual: Duration) -> ExpiryOutcome {
         self.with_state(|inner| {
             inner.state.recv.release_idle();
             let Some(since) = inner.state.mark_waiting(now) else {
                 return (ExpiryOutcome::None, Actions::default());
             };
             let waited = now.saturating_duration_since(since);
+            let timeout = inner.state.resume_timeout(usual);
             if waited >= timeout {
-                let (cut, actions) = inner.state.expire(why.clone());
+                let why = format!("no path for {}", in_words(timeout));
+                let (cut, actions) = inner.state.expire(SessionError::new(ErrorCode::Cancelled, why));
                 return (if cut { ExpiryOutcome::Truncated } else { ExpiryOutcome::None }, actions);
             }
             let is_stalled = waited >= STALLED_AFTER && inner.state.can_be_evicted();
             let evictable = is_stalled || inner.state.is_orphaned();
             (if evictable { ExpiryOutcome::Evictable } else { ExpiryOutcome::None }, Actions::default())
         })
+    }
+
+    /// Returns the session if it has been without a path for so long that only its own resume timeout keeps it. Its owner
+    /// stores little more from then on.
+    pub(crate) fn long_parked(self: &Arc<Self>, now: Instant) -> Option<LongParked> {
+        let mut inner = self.lock();
+        inner.state.resume_timeout.filter(|_| inner.state.needs_path())?;
+        let lost = inner.lost.map(|loss| loss.at).or_else(|| inner.state.path_lost_at())?;
+        if now.saturating_duration_since(lost) < LONG_PARKED {
+            return None;
+        }
+        inner.state.send.stall();
+        let kept = inner.state.send.memory() + inner.state.recv.memory();
+        let device = match &self.origin {
+            SessionOrigin::Remote { opener: Some(Opener::User(device)), .. } => Some(device.clone()),
+            SessionOrigin::Remote { .. } | SessionOrigin::Here { .. } => None,
+        };
+        Some(LongParked { session: self.clone(), device, lost, kept: kept.max(MIN_PARKED_MEMORY) })
     }
 
     /// Returns true if the session is open, and has or had a working path within [`DELIVERY_WITHOUT_PATH`].
@@ -584,6 +604,21 @@ impl SharedSession {
         })
     }
 }
+
+/// A session that has been without a path for more than [`LONG_PARKED`].
+pub(crate) struct LongParked {
+    pub(super) session: Arc<SharedSession>,
+    /// The device that opened it; `None` at the opener.
+    pub(super) device: Option<UserDevice>,
+    pub(super) lost: Instant,
+    /// The bytes that it is counted with.
+    pub(super) kept: usize,
+}
+
+/// Time without a path after which a session is counted among those that wait for long. Others end after that time.
+const LONG_PARKED: Duration = Duration::from_secs(60);
+/// What an idle login is counted with at each end.
+const MIN_PARKED_MEMORY: usize = 8 * 1024;
 
 /// Time for which a program that ends awaits delivery without a working path.
 const DELIVERY_WITHOUT_PATH: Duration = Duration::from_secs(2);

@@ -193,7 +193,13 @@ impl<'a> World<'a> {
     fn new(seed: u64, runtime: &'a Runtime) -> Self {
         let memory = if seed % 4 == 3 { 1 << 20 } else { 64 << 20 };
         let tables = [0, 1, 2].map(|process: u128| {
-            let limits = SessionLimits { windows: WINDOWS, memory, sessions: 1000, resume_timeout: GRACE };
+            let limits = SessionLimits {
+                windows: WINDOWS,
+                memory,
+                sessions: 1000,
+                resume_timeout: GRACE,
+                max_resume_timeout: Duration::ZERO,
+            };
             SessionTable::new(Instance::from_bits(process + 1), limits, Metrics::edge())
         });
         let mut world = Self {
@@ -354,7 +360,7 @@ impl<'a> World<'a> {
                 match self.tables[process].on_frame(&link, key, session_frame, now) {
                     Some(FrameEvent::Incoming(offer)) => self.offer(offer),
                     Some(FrameEvent::RelayRequest(request)) => self.relay(process, request),
-                    Some(FrameEvent::Signal(_) | FrameEvent::Ended(..)) | None => {}
+                    Some(FrameEvent::Signal(_) | FrameEvent::Revoked(..) | FrameEvent::Ended(..)) | None => {}
                 }
                 self.check_session(process, id);
             }

@@ -64,8 +64,7 @@ impl SessionTable {
 
 /// Returns the refusal of a session that a remote does not find here.
 pub(crate) fn unknown_session() -> SessionError {
-    let why =
-        "the other end no longer has this session: it was restarted, or the session had no path for too long";
+    let why = "the other end no longer has this session: it was restarted, or this and other sessions had no path for too long";
     SessionError::new(ErrorCode::UnknownSession, why)
 }
 

@@ -235,8 +235,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_is_moved_only_to_a_link_that_has_answered_since_the_last_look() {
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits =
-            SessionLimits { windows, memory: 1 << 20, sessions: 10, resume_timeout: Duration::from_secs(60) };
+        let limits = SessionLimits {
+            windows,
+            memory: 1 << 20,
+            sessions: 10,
+            resume_timeout: Duration::from_secs(60),
+            max_resume_timeout: Duration::ZERO,
+        };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::server("", ""));
         let node: NodeName = "node1".parse().unwrap();
         let [busy, interactive] = [1, 2]
@@ -246,7 +251,8 @@ mod tests {
             .unwrap();
         opening.ask(&busy, None);
         let key = SessionKey { id: opening.id(), category: SessionCategory::Ssh, node };
-        let opened = SessionFrame::Opened { limit: 1000, epoch: 1, instance: None, place: None };
+        let opened =
+            SessionFrame::Opened { limit: 1000, epoch: 1, instance: None, place: None, resume_timeout: None };
         table.on_frame(&busy, key, opened, Instant::now());
         let _session = opening.into_session();
         busy.set_interactive(Some(interactive.clone()));

@@ -10,7 +10,7 @@ use crate::table::session::ExpiryOutcome;
 use tunnel_base::drain::Drain;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
-use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::SessionError;
 use tunnel_proto::state::SessionState;
 
 impl SessionTable {
@@ -22,10 +22,9 @@ impl SessionTable {
         if let Some(long_ago) = now.checked_sub(self.limits.resume_timeout.max(LATEST_OPEN)) {
             self.ended.lock().forget_before(long_ago);
         }
-        let timeout = self.limits.resume_timeout;
-        let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {timeout:?}"));
+        let mut parked = Vec::new();
         for session in self.all() {
-            let expiry = session.expire(now, timeout, &why);
+            let expiry = session.expire(now, self.limits.resume_timeout);
             if expiry == ExpiryOutcome::Truncated {
                 self.metrics.truncated.count("delivery_timeout");
             }
@@ -36,15 +35,17 @@ impl SessionTable {
             }
             let last = session.last_frame();
             self.clients.lock().renew(&session.key.id, last);
+            parked.extend(session.long_parked(now));
         }
+        self.bound_parked(parked);
     }
 
     /// Returns how long each session without a path has waited for one, and the time after which it ends.
     pub fn waits(&self) -> impl Iterator<Item = (Duration, Duration)> {
-        let sessions = self.all().into_iter();
-        let timeout = self.limits.resume_timeout;
-        sessions
-            .filter_map(move |session| Some((session.read(SessionState::path_lost_at)?.elapsed(), timeout)))
+        let usual = self.limits.resume_timeout;
+        let wait =
+            move |state: &SessionState| Some((state.path_lost_at()?.elapsed(), state.resume_timeout(usual)));
+        self.all().into_iter().filter_map(move |session| session.read(wait))
     }
 
     /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts. Takes memory
@@ -166,7 +167,13 @@ mod tests {
             let key = SessionKey { id: opening.id(), category, node };
             opening.ask(&link, None);
             let limit = Self::newest_limit(&link).unwrap();
-            let opened = SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None };
+            let opened = SessionFrame::Opened {
+                limit: 0,
+                epoch: 1,
+                instance: None,
+                place: None,
+                resume_timeout: None,
+            };
             table.on_frame(&link, key.clone(), opened, Instant::now());
             Self { session: opening.into_session(), key, link, sent: 0, limit }
         }
@@ -214,6 +221,7 @@ mod tests {
             memory: 12 << 20,
             sessions: 100,
             resume_timeout: Duration::from_secs(60),
+            max_resume_timeout: Duration::ZERO,
         };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
         drain.spawn(Span::none(), table.clone().upkeep(BufferPool::new(), drain.clone()));

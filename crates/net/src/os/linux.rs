@@ -50,7 +50,7 @@ pub(crate) async fn closed(socket: &UnixStream) {
 }
 
 /// Returns the seconds for which this machine has been suspended since it was started: one clock stops meanwhile.
-pub(crate) fn suspended() -> i64 {
+pub fn suspended() -> i64 {
     clock_gettime(ClockId::Boottime).tv_sec - clock_gettime(ClockId::Monotonic).tv_sec
 }
 

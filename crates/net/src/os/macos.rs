@@ -171,7 +171,7 @@ pub(crate) async fn closed(_socket: &UnixStream) {
 
 /// Returns the seconds for which this machine has been suspended since the first call. One clock stops meanwhile, that of
 /// [`Instant`].
-pub(crate) fn suspended() -> i64 {
+pub fn suspended() -> i64 {
     static FIRST: LazyLock<(i64, Instant)> = LazyLock::new(|| (clock(), Instant::now()));
     let (first, awake) = &*FIRST;
     clock() - first - i64::try_from(awake.elapsed().as_secs()).unwrap_or_default()

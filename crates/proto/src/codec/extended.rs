@@ -148,12 +148,16 @@ pub(super) fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
     let blank = Control::default();
     let (kind, control) = match frame {
         SessionFrame::Data(bytes) => return ("tcp-forward", String::new(), bytes),
-        SessionFrame::Open { target, limit, epoch, client, opener } => {
+        SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout } => {
             let opener = text(opener);
-            return (OPEN, target.to_string(), pack(&Control { limit, epoch, client, opener, ..blank }));
+            let resume_timeout = resume_timeout.unwrap_or_default().as_secs();
+            let control = Control { limit, epoch, client, opener, resume_timeout, ..blank };
+            return (OPEN, target.to_string(), pack(&control));
         }
-        SessionFrame::Opened { limit, epoch, instance, place } => {
-            ("connected", Control { limit, epoch, instance: instance_bytes(instance), ..placed(place) })
+        SessionFrame::Opened { limit, epoch, instance, place, resume_timeout } => {
+            let instance = instance_bytes(instance);
+            let resume_timeout = resume_timeout.unwrap_or_default().as_secs();
+            ("connected", Control { limit, epoch, instance, resume_timeout, ..placed(place) })
         }
         SessionFrame::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
         SessionFrame::Fin { total } => ("fin", Control { total, ..blank }),
@@ -170,6 +174,9 @@ pub(super) fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
             ("resumed", Control { received, limit, epoch, ..blank })
         }
         SessionFrame::PathLost { epoch } => ("path-lost", Control { epoch, ..blank }),
+        SessionFrame::Revoked { opener, refusal } => {
+            ("revoked", Control { opener: text(opener), ..why(0, refusal) })
+        }
     };
     (kind, String::new(), pack(&control))
 }
@@ -188,12 +195,14 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             epoch: c.epoch,
             client: printable(&c.client),
             opener: c.opener.parse().ok(),
+            resume_timeout: resume_timeout(&c),
         },
         "connected" => SessionFrame::Opened {
             limit: c.limit,
             epoch: c.epoch,
             instance: Instance::from_bytes(&c.instance),
             place: place(&c),
+            resume_timeout: resume_timeout(&c),
         },
         "connect-failed" => SessionFrame::Refused { epoch: c.epoch, refusal: refusal() },
         "fin" => SessionFrame::Fin { total: c.total },
@@ -211,6 +220,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
         },
         "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
         "path-lost" => SessionFrame::PathLost { epoch: c.epoch },
+        "revoked" => SessionFrame::Revoked { opener: c.opener.parse().ok(), refusal: refusal() },
         _ => return Err(FrameError::UnknownType),
     })
 }
@@ -309,6 +319,10 @@ fn place(c: &Control) -> Option<Place> {
     Some(Box::new((c.node.parse().ok()?, c.target.parse().ok()?)))
 }
 
+fn resume_timeout(c: &Control) -> Option<Duration> {
+    (c.resume_timeout > 0).then(|| Duration::from_secs(c.resume_timeout))
+}
+
 fn text(opener: Option<Opener>) -> String {
     opener.map(|o| o.to_string()).unwrap_or_default()
 }
@@ -366,21 +380,25 @@ mod tests {
                 any::<u128>().prop_map(|bits| Opener::Server(Instance::from_bits(bits))),
             ])
         };
+        let resume_timeout = || prop::option::of((1u64..).prop_map(Duration::from_secs));
         prop_oneof![
-            (any::<u64>(), any::<u64>(), "[ -~]{0,100}", opener()).prop_map(
-                |(limit, epoch, client, opener)| {
+            (any::<u64>(), any::<u64>(), "[ -~]{0,100}", opener(), resume_timeout()).prop_map(
+                |(limit, epoch, client, opener, resume_timeout)| {
                     SessionFrame::Open {
                         target: "[fd00::1]:22".parse().unwrap(),
                         limit,
                         epoch,
                         client,
                         opener,
+                        resume_timeout,
                     }
                 }
             ),
-            (any::<u64>(), any::<u64>(), instance(), place()).prop_map(|(limit, epoch, instance, place)| {
-                SessionFrame::Opened { limit, epoch, instance, place }
-            }),
+            (any::<u64>(), any::<u64>(), instance(), place(), resume_timeout()).prop_map(
+                |(limit, epoch, instance, place, resume_timeout)| {
+                    SessionFrame::Opened { limit, epoch, instance, place, resume_timeout }
+                }
+            ),
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Refused { epoch, refusal }),
             prop::collection::vec(any::<u8>(), 0..100).prop_map(|b| SessionFrame::Data(b.into())),
             any::<u64>().prop_map(|total| SessionFrame::Fin { total }),
@@ -402,6 +420,7 @@ mod tests {
             (any::<u64>(), any::<u64>(), any::<u64>())
                 .prop_map(|(received, limit, epoch)| SessionFrame::Resumed { received, limit, epoch }),
             any::<u64>().prop_map(|epoch| SessionFrame::PathLost { epoch }),
+            (opener(), refusal()).prop_map(|(opener, refusal)| SessionFrame::Revoked { opener, refusal }),
         ]
     }
 
@@ -438,6 +457,7 @@ mod tests {
             epoch: 1,
             client: "c".into(),
             opener: None,
+            resume_timeout: None,
         };
         let (edge, cloud) = (Remote::Edge("b".parse().unwrap()), Remote::Server("b".parse().unwrap()));
         let finish = frame(SessionFrame::Fin { total: 1 });
@@ -455,7 +475,14 @@ mod tests {
         let session = |frame| FrameKind::Session(SessionId::random(), SessionCategory::Ssh, frame);
         let (none, node) = (NodeName::none(), "edge-1".parse().unwrap());
         let (target, client_text) = ("a:1".parse().unwrap(), String::new());
-        let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: client_text, opener: None };
+        let open = SessionFrame::Open {
+            target,
+            limit: 1,
+            epoch: 1,
+            client: client_text,
+            opener: None,
+            resume_timeout: None,
+        };
         for sound in [
             frame(&none, FrameKind::Ping(Some(7))),
             frame(&none, FrameKind::Drain(None)),

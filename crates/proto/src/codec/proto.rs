@@ -61,6 +61,10 @@ pub struct Control {
     pub node: ::prost::alloc::string::String,
     #[prost(string, tag = "17")]
     pub target: ::prost::alloc::string::String,
+    /// Open and Opened of a user's session: seconds for which it may be without a path, asked for and granted. Each server
+    /// and the acceptor bound it, and a server removes it from other Opens. 0: as configured for all sessions.
+    #[prost(uint64, tag = "18")]
+    pub resume_timeout: u64,
 }
 /// A page of the nodes that are linked to the sender, in the order of their names.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -268,6 +268,11 @@ impl RecvHalf {
         self.queue.bytes()
     }
 
+    /// Returns the bytes of memory that are reserved for it.
+    pub fn memory(&self) -> usize {
+        self.reserved.size()
+    }
+
     /// Returns the queued bytes without a limit: all of them, or 0.
     pub fn unreserved(&self) -> usize {
         if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }

@@ -74,6 +74,11 @@ impl SendHalf {
         self.cost.is_overdrawn()
     }
 
+    /// Stops the owner once something waits, until the remote announces a limit again: nobody reads for long.
+    pub fn stall(&mut self) {
+        self.limit = self.limit.min(self.written);
+    }
+
     /// Appends bytes to send. The caller has checked [`Self::has_room`].
     pub fn write(&mut self, bytes: Bytes) {
         if bytes.is_empty() || self.finished {

@@ -11,7 +11,7 @@ use crate::state::{Actions, PendingFrame, Phase, SessionState};
 pub(crate) struct DepartedOwner {
     why: SessionError,
     /// When the owner left, or the remote last acknowledged bytes.
-    since: Instant,
+    pub(crate) since: Instant,
     /// Bytes acknowledged by then.
     acknowledged: u64,
     left: OwnerDeparture,
@@ -74,6 +74,7 @@ impl SessionState {
         self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
         let due = if sent { PendingFrame::Reset(why.clone()) } else { PendingFrame::Resume };
         self.answer = self.path.map(|_| due);
+        self.resume_timeout = None;
         self.orphan(why, now, OwnerDeparture::Dropped)
     }
 

@@ -41,7 +41,13 @@ fn opener(phase: Phase) -> SessionState {
     }
     let _ = end.handle_frame(
         A,
-        SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: None },
+        SessionFrame::Opened {
+            limit: 500,
+            epoch: 1,
+            instance: instance(),
+            place: None,
+            resume_timeout: None,
+        },
         now(),
     );
     if phase == Phase::Closing {
@@ -105,6 +111,7 @@ fn open(epoch: u64) -> SessionFrame {
         epoch,
         client: String::new(),
         opener: None,
+        resume_timeout: None,
     }
 }
 
@@ -138,7 +145,13 @@ fn assert_dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
 async fn a_resume_repeats_the_place_that_opened_has_named() {
     let named = Some(Box::new(("edge1".parse().unwrap(), "10.0.0.1:8080".parse().unwrap())));
     let mut end = opener(Phase::Opening);
-    let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: named.clone() };
+    let opened = SessionFrame::Opened {
+        limit: 500,
+        epoch: 1,
+        instance: instance(),
+        place: named.clone(),
+        resume_timeout: None,
+    };
     let _ = end.handle_frame(A, opened, now());
     for _ in 0..2 {
         let _ = end.lose_path(A, None, now());
@@ -153,7 +166,13 @@ async fn opener_while_opening_handles_each_frame() {
     let mut end = opener(Phase::Opening);
     let actions = end.handle_frame(
         A,
-        SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: None },
+        SessionFrame::Opened {
+            limit: 500,
+            epoch: 1,
+            instance: instance(),
+            place: None,
+            resume_timeout: None,
+        },
         now(),
     );
     assert!(actions.state && actions.write);
@@ -162,7 +181,7 @@ async fn opener_while_opening_handles_each_frame() {
         assert_dropped(
             opener(Phase::Opening),
             A,
-            SessionFrame::Opened { limit: 500, epoch, instance: None, place: None },
+            SessionFrame::Opened { limit: 500, epoch, instance: None, place: None, resume_timeout: None },
         );
         assert_dropped(
             opener(Phase::Opening),
@@ -208,7 +227,7 @@ async fn opener_while_open_handles_each_frame() {
     assert_dropped(
         opener(Phase::Open),
         A,
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None },
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
     );
     assert_dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
     assert_dropped(
@@ -243,7 +262,7 @@ async fn opener_while_open_handles_each_frame() {
 #[tokio::test]
 async fn opener_while_parked_handles_each_frame() {
     for frame in [
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None },
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
         data(1),
         credit(),
@@ -487,7 +506,7 @@ async fn only_acceptors_handle_open_and_resume_and_only_openers_their_answers() 
         assert_dropped(opener(Phase::Open), A, frame);
     }
     for frame in [
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None },
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
         SessionFrame::Resumed { received: 0, limit: 1, epoch: 1 },
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
     ] {
@@ -802,7 +821,7 @@ async fn a_cancelled_open_sends_a_reset_and_a_resume_that_confirms_it() {
     assert_dropped(
         cancelled_on_its_path(),
         A,
-        SessionFrame::Opened { limit: 500, epoch: 0, instance: None, place: None },
+        SessionFrame::Opened { limit: 500, epoch: 0, instance: None, place: None, resume_timeout: None },
     );
     let refused = SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) };
     assert!(end.handle_frame(A, refused, now()).dropped, "it answers the Open, not the last frame");
@@ -827,7 +846,13 @@ async fn an_open_cancelled_on_a_lost_path_is_revoked_over_the_next_path() {
 #[tokio::test]
 async fn an_open_accepted_while_it_is_cancelled_is_reset() {
     let mut end = cancelled_on_its_path();
-    let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: None };
+    let opened = SessionFrame::Opened {
+        limit: 500,
+        epoch: 1,
+        instance: instance(),
+        place: None,
+        resume_timeout: None,
+    };
     assert!(!end.handle_frame(A, opened, now()).dropped);
     assert_eq!(sent_frames(&mut end, A), [reset_at(0)]);
     assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);

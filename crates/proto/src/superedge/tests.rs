@@ -68,7 +68,14 @@ fn frames(event: PlainEvent) -> Vec<SessionFrame> {
 fn a_tcp_session_has_category_ssh_on_the_wire() {
     let mut plain = plain();
     let target = "127.0.0.1:6443".parse().unwrap();
-    let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
+    let open = SessionFrame::Open {
+        target,
+        limit: 9,
+        epoch: 3,
+        client: String::new(),
+        opener: None,
+        resume_timeout: None,
+    };
     let body = FrameKind::Session(id(), SessionCategory::Tcp, open);
     assert!(plain.send_frame(Frame { node: plain.node.clone(), body }, Instant::now()).is_none());
     let message = plain.next_message().unwrap();
@@ -87,13 +94,20 @@ fn opened(plain: &mut SuperEdgeTranslator) -> String {
         epoch: 3,
         client: String::new(),
         opener: None,
+        resume_timeout: None,
     };
     let message = send_frame(plain, open).0.unwrap();
     assert_eq!((message.r#type.as_str(), message.addr.as_str()), ("connecting", "127.0.0.1:22"));
     assert_eq!(&message.data[..], b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n\r\n");
     assert_eq!(
         frames(handle_message(plain, "connected", &message.topic, "")),
-        [SessionFrame::Opened { limit: u64::MAX, epoch: 3, instance: None, place: None }]
+        [SessionFrame::Opened {
+            limit: u64::MAX,
+            epoch: 3,
+            instance: None,
+            place: None,
+            resume_timeout: None
+        }]
     );
     message.topic
 }
@@ -195,6 +209,7 @@ async fn a_failed_dial_is_refused_with_its_reason() {
         epoch: 1,
         client: String::new(),
         opener: None,
+        resume_timeout: None,
     };
     let topic = send_frame(&mut plain, open).0.unwrap().topic;
     let text = "dial tcp 10.0.0.9:22: connect: connection refused";
@@ -229,7 +244,8 @@ async fn a_plain_server_opens_with_any_topic() {
         panic!("{decoded:?}")
     };
     assert_eq!(target.to_string(), "127.0.0.1:22");
-    let opened = SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None };
+    let opened =
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None };
     assert_eq!(send_frame_of(&mut plain, decoded.id, opened).0.unwrap().topic, "any text at all");
     let event = handle_message(&mut plain, "connecting", &"x".repeat(257), "");
     assert_eq!(answer(&mut plain, &event), "connect-failed");

@@ -105,8 +105,13 @@ async fn sessions_that_wait_for_their_turn_hold_no_announcement_back() {
     link_nodes(&peers, 1);
     let busy = link(1, 7);
     let windows = WindowLimits { start: 1000, max: 1000 };
-    let limits =
-        SessionLimits { windows, memory: 1 << 20, sessions: MAX_QUEUED, resume_timeout: Duration::ZERO };
+    let limits = SessionLimits {
+        windows,
+        memory: 1 << 20,
+        sessions: MAX_QUEUED,
+        resume_timeout: Duration::ZERO,
+        max_resume_timeout: Duration::ZERO,
+    };
     let table = SessionTable::new(Instance::random(), limits, Metrics::server("", ""));
     let target: Target = "127.0.0.1:22".parse().unwrap();
     let sessions: Vec<_> = (0..MAX_QUEUED)

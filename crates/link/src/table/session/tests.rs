@@ -35,6 +35,7 @@ fn table() -> Arc<SessionTable> {
         memory: 1 << 20,
         sessions: 10,
         resume_timeout: Duration::from_secs(60),
+        max_resume_timeout: Duration::ZERO,
     };
     SessionTable::new(Instance::from_bits(1), limits, Metrics::edge())
 }
@@ -79,7 +80,8 @@ fn a_replaced_waker_is_dropped_without_the_lock() {
     opening.ask(&link, None);
     let polled = |waker: &Waker| pin!(opening.answer()).poll(&mut Context::from_waker(waker)).is_pending();
     assert!(polled(&owner()) && polled(Waker::noop()));
-    let opened = SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None };
+    let opened =
+        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None };
     assert!(table.on_frame(&link, key(opening.id()), opened, now).is_none());
     let mut session = opening.into_session();
     let mut write = |waker: &Waker, bytes: &'static str| {
@@ -106,6 +108,7 @@ fn one_session_requested_on_two_links_at_once_is_one_session() {
         epoch,
         client: "me".into(),
         opener: None,
+        resume_timeout: None,
     };
     let (first, second) = (link(1), link(2));
     let offer = table.on_open(&first, key(id), open(1));
@@ -126,7 +129,8 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
         let session = opener(&table);
         let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
-        let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None };
+        let opened =
+            SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None };
         let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "closed") };
         let data_frame = data.map(|data| SessionFrame::Data(data.into()));
         for frame in
@@ -159,7 +163,7 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
         session.ask(&link, end, false);
         session.on_frame(
             &link,
-            SessionFrame::Opened { limit: 9, epoch: 1, instance: end, place: None },
+            SessionFrame::Opened { limit: 9, epoch: 1, instance: end, place: None, resume_timeout: None },
             Instant::now(),
         );
         let least = || session.path_rtt(&session.lock()).least;
@@ -181,7 +185,7 @@ async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
         let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
         for frame in [
-            SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None },
+            SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
             SessionFrame::Data("unread".into()),
             SessionFrame::Fin { total: 7 },
         ] {
@@ -210,8 +214,13 @@ async fn who_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
     let (table, links) = (table(), [link(1), link(2)]);
     let session = opener(&table);
     session.ask(&links[0], None, false);
-    let opened =
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)), place: None };
+    let opened = SessionFrame::Opened {
+        limit: 9,
+        epoch: 1,
+        instance: Some(Instance::from_bits(2)),
+        place: None,
+        resume_timeout: None,
+    };
     let now = Instant::now();
     assert!(
         session.on_frame(&links[0], opened, now)
@@ -255,7 +264,7 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     ask(&session, &links[0]);
     assert!(session.on_frame(
         &links[0],
-        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None },
+        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None },
         now
     ));
     let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
@@ -281,7 +290,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     ask(&session, &links[0]);
     assert!(session.on_frame(
         &links[0],
-        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None },
+        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None },
         now
     ));
     let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
@@ -379,8 +388,13 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
 #[tokio::test]
 async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let windows = WindowLimits { start: 16, max: 16 };
-    let limits =
-        SessionLimits { windows, memory: 1 << 20, sessions: 2000, resume_timeout: Duration::from_secs(60) };
+    let limits = SessionLimits {
+        windows,
+        memory: 1 << 20,
+        sessions: 2000,
+        resume_timeout: Duration::from_secs(60),
+        max_resume_timeout: Duration::ZERO,
+    };
     let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
     let link = Link::new(LinkId(1), Remote::Server("node1".parse().unwrap()), Some(Instance::random()));
     let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
@@ -390,6 +404,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
         epoch: 1,
         client: String::new(),
         opener: None,
+        resume_timeout: None,
     };
     let mut cx = Context::from_waker(Waker::noop());
     let mut sessions = Vec::new();
@@ -416,7 +431,8 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
     session.ask(&link, None, false);
-    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None };
+    let opened =
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None };
     assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
     inner.places = QueueMembership::default();

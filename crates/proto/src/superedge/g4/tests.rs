@@ -58,11 +58,18 @@ fn id() -> SessionId {
 
 fn open(target: &str) -> SessionFrame {
     let target = target.parse().unwrap();
-    SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None }
+    SessionFrame::Open {
+        target,
+        limit: 9,
+        epoch: 3,
+        client: String::new(),
+        opener: None,
+        resume_timeout: None,
+    }
 }
 
 fn opened(epoch: u64) -> SessionFrame {
-    SessionFrame::Opened { limit: u64::MAX, epoch, instance: None, place: None }
+    SessionFrame::Opened { limit: u64::MAX, epoch, instance: None, place: None, resume_timeout: None }
 }
 
 fn send(
@@ -237,7 +244,8 @@ async fn an_access_request_of_an_edge_is_answered_as_recorded() {
     let early = recorded("access, bytes of the client");
     assert_eq!(handle_message(&mut translator, &early, "t").frames, [], "not dialled yet");
     assert_eq!(translator.early(id).0, early.data.len() + PIECE_COST);
-    let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None };
+    let accepted =
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None };
     let frames = send_at(&mut translator, id, SessionCategory::HttpProxy, accepted, Instant::now());
     assert_eq!(frames, [SessionFrame::Data(early.data.clone())]);
     assert_eq!((translator.early(id), translator.early), ((0, 0), 0));
@@ -290,7 +298,8 @@ async fn an_edge_dials_on_the_first_bytes_and_keeps_them_until_the_target_answer
         assert_eq!((decoded.category.name(), target.to_string()), (name, "127.0.0.1:10022".into()));
         handle_message(&mut translator, &recorded(&format!("{name}, later bytes")), "t");
         let (id, category) = (decoded.id, decoded.category);
-        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None };
+        let accepted =
+            SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None };
         let frames = send_at(&mut translator, id, category, accepted, Instant::now());
         assert_eq!(frames, [SessionFrame::Data(first.data), SessionFrame::Data("later bytes".into())]);
         let answer = recorded(&format!("{name}, bytes of the target"));
@@ -345,7 +354,7 @@ async fn a_session_with_undelivered_bytes_is_not_closed() {
         &mut translator,
         id,
         SessionCategory::Ssh,
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None },
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
         start,
     );
     send_at(&mut translator, id, SessionCategory::Ssh, SessionFrame::Fin { total: 1 }, start);

@@ -18,7 +18,14 @@ fn frame(id: u128, category: SessionCategory, frame: SessionFrame) -> Frame {
 
 fn open(id: u128) -> Frame {
     let target = "edge-1:22".parse().unwrap();
-    let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
+    let open = SessionFrame::Open {
+        target,
+        limit: 9,
+        epoch: 3,
+        client: String::new(),
+        opener: None,
+        resume_timeout: None,
+    };
     frame(id, SessionCategory::Ssh, open)
 }
 
@@ -122,7 +129,8 @@ async fn a_session_keeps_the_codec_that_it_started_with() {
     };
     kinds(&mut translator);
     for (session, data) in [(old.id, "backend"), (new.id, "tcp-forward")] {
-        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None };
+        let accepted =
+            SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None };
         for step in [accepted, SessionFrame::Data("x".into())] {
             let body = FrameKind::Session(session, SessionCategory::Ssh, step);
             translator.send_frame(Frame { node: node(), body }, Instant::now());
