@@ -200,13 +200,17 @@ impl JudgedSessions {
 
     fn forget_parked(&self) {
         let now = Instant::now();
-        self.0.parked.lock().retain(|(until, _)| *until > now);
+        // A session that was ended must not return for as long as its node may keep it.
+        self.0
+            .parked
+            .lock()
+            .retain(|(until, one)| *until > now || one.revocation().is_some() && *until + MAX_KEPT > now);
     }
 
     /// Returns the sessions that this process only relays, the longest first.
     pub fn relayed(&self) -> Vec<SessionSubject> {
         self.forget_parked();
-        let relayed = self.all().filter(|one| one.subject.relayed.is_some());
+        let relayed = self.all().filter(|one| one.subject.relayed.is_some() && one.revoked.get().is_none());
         relayed.map(|one| one.subject.clone()).collect()
     }
 
@@ -325,5 +329,7 @@ impl Drop for Inner {
 const BATCH: usize = 64;
 /// Maximum number of parked sessions; the user with most of them loses the oldest.
 const MAX_PARKED: usize = 8192;
+/// How long beyond its time a parked session that was ended is kept: the most that a node may keep it.
+const MAX_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// How often the time is compared, while sessions end with a certificate.
 const TICK: Duration = Duration::from_secs(1);

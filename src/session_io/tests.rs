@@ -7,7 +7,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, advance};
 use tracing::Span;
 
 use crate::session_io::judged::{JudgedSessions, SessionSubject, UNTIL_CHANGED};
@@ -19,7 +19,7 @@ use tunnel_net::ChunkStream;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionKey};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::names::Instance;
+use tunnel_proto::names::{Instance, SessionId};
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -294,4 +294,20 @@ async fn a_direct_connections_reset_is_attributed_to_its_side_and_passed_on() {
         drop(sees);
         assert_eq!(ended(&metrics, word).await, 1, "{word}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_was_ended_without_a_path_does_not_return_for_as_long_as_a_node_keeps_it() {
+    let judged = JudgedSessions::default();
+    let id = SessionId::from_bits(1);
+    judged.refuse(id, "ended by an operator", Instant::now() + Duration::from_secs(60));
+    for hours in [0, 12] {
+        advance(Duration::from_secs(hours * 3600)).await;
+        judged.end("another", |_| false);
+        assert_eq!(judged.unpark(id).unwrap_err(), "ended by an operator");
+        assert!(judged.relayed().is_empty());
+    }
+    advance(Duration::from_secs(24 * 3600)).await;
+    judged.end("another", |_| false);
+    assert!(judged.unpark(id).unwrap().is_none());
 }
