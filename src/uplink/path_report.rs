@@ -18,7 +18,7 @@ pub async fn report_path(path: SessionMonitor, target: Target, print_line: impl 
     let limit = in_words(path.resume_timeout().unwrap_or(RESUME_TIMEOUT));
     if path.resume_timeout().is_none() && target.port == 22 {
         print_line(&format!(
-            "without a line, this login ends after {limit}: the node of {target}, or a server, is of an earlier version"
+            "without a line, this login ends after {limit}: the node of {target}, or a server, cannot keep it for longer"
         ));
     }
     let session = format!("the session to {target}");

@@ -117,7 +117,8 @@ impl SessionTable {
             false
         };
         // Each with its place among those of its device, and of its user. The opener's end counts none.
-        parked.sort_by_key(|one| Reverse(one.lost));
+        // Logins come before others.
+        parked.sort_by_key(|one| Reverse((one.timeout, one.lost)));
         let mut counts: HashMap<String, usize> = HashMap::new();
         let mut place = |of: String| *counts.entry(of).and_modify(|count| *count += 1).or_insert(1);
         parked.retain(|one| {

@@ -567,7 +567,7 @@ impl SharedSession {
     /// stores little more from then on.
     pub(crate) fn long_parked(self: &Arc<Self>, now: Instant) -> Option<LongParked> {
         let mut inner = self.lock();
-        inner.state.resume_timeout.filter(|_| inner.state.needs_path())?;
+        let timeout = inner.state.resume_timeout.filter(|_| inner.state.needs_path())?;
         let lost = inner.lost.map(|loss| loss.at).or_else(|| inner.state.path_lost_at())?;
         if now.saturating_duration_since(lost) < LONG_PARKED {
             return None;
@@ -578,7 +578,7 @@ impl SharedSession {
             SessionOrigin::Remote { opener: Some(Opener::User(device)), .. } => Some(device.clone()),
             SessionOrigin::Remote { .. } | SessionOrigin::Here { .. } => None,
         };
-        Some(LongParked { session: self.clone(), device, lost, kept: kept.max(MIN_PARKED_MEMORY) })
+        Some(LongParked { session: self.clone(), device, timeout, lost, kept: kept.max(MIN_PARKED_MEMORY) })
     }
 
     /// Returns true if the session is open, and has or had a working path within [`DELIVERY_WITHOUT_PATH`].
@@ -610,6 +610,8 @@ pub(crate) struct LongParked {
     pub(super) session: Arc<SharedSession>,
     /// The device that opened it; `None` at the opener.
     pub(super) device: Option<UserDevice>,
+    /// How long it may be without a path.
+    pub(super) timeout: Duration,
     pub(super) lost: Instant,
     /// The bytes that it is counted with.
     pub(super) kept: usize,

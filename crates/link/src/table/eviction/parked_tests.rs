@@ -199,6 +199,18 @@ async fn a_device_keeps_its_newest_eight_and_users_share_what_a_node_keeps() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_device_keeps_its_login_before_sessions_that_wait_for_minutes() {
+    let mut edge = Process::edge();
+    let login = edge.login("alice/a");
+    let pages: Vec<Session> =
+        (0..9).map(|_| edge.open(Some("client/alice/a"), Some(10 * HOUR / 60)).0).collect();
+    edge.lose_link();
+    edge.wait(Duration::from_secs(70)).await;
+    assert_eq!((edge.table.len(), login.ended()), (8, None));
+    assert_eq!(pages.iter().filter(|page| page.ended().is_some()).count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn idle_logins_take_little_and_the_largest_end_first() {
     let mut edge = Process::edge();
     let mut logins: Vec<Session> = (0..32).map(|n| edge.login(&format!("user{n}/a"))).collect();
