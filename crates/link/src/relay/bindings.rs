@@ -72,7 +72,9 @@ impl Bindings {
         let epoch = binding.epoch;
         let of_opener = binding.opener_leg.link.id == from;
         let is_answer = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
-        if of_opener && (is_answer || matches!(frame, SessionFrame::Refused { .. })) {
+        // Only a server may send Revoked, and not over a path of the session.
+        let is_revoked = matches!(frame, SessionFrame::Revoked { .. });
+        if is_revoked || of_opener && (is_answer || matches!(frame, SessionFrame::Refused { .. })) {
             return RelayStep::Ignore;
         }
         let is_last = matches!(
