@@ -71,7 +71,8 @@ impl SeenMachines {
     }
 
     /// Notes which machines have joined, and when a server has last seen some. Each has its name and, if that is known,
-    /// whether its invitation keeps it. Of more than `most` machines, further nodes are not noted.
+    /// whether its invitation keeps it. Of more than `most` machines, further nodes are not noted, and of
+    /// twice as many no further devices, which then do not end.
     fn update<'a>(
         &mut self,
         joined: impl Iterator<Item = (&'a String, Option<bool>)>,
@@ -84,12 +85,13 @@ impl SeenMachines {
         let joined_at = (self.written > 0).then_some(now);
         let mut before = take(&mut self.machines);
         for (name, keep) in joined {
+            let room = if is_device(name) { 2 * most } else { most };
             let mut one = match before.remove(name) {
                 Some(one) if is_device(name) => {
                     SeenMachine { unused: one.unused.saturating_add(passed), ..one }
                 }
                 Some(one) => one,
-                None if !is_device(name) && before.len() + self.machines.len() >= most => continue,
+                None if before.len() + self.machines.len() >= room => continue,
                 None => SeenMachine { joined: joined_at, ..SeenMachine::default() },
             };
             one.note(seen.get(name), now);
@@ -120,6 +122,10 @@ impl SeenMachines {
 impl SharedEnrolments {
     /// Notes that a node or device is linked, until the result is dropped.
     pub(crate) fn linked(&self, name: String) -> Arc<()> {
+        // Nothing is written of others, whose names may be of their own choice.
+        if !self.known().has_joined(&name) {
+            return Arc::default();
+        }
         // Another server may end the device before it reads that it is used again.
         if self.seen.known().seen.get(&name).left(&name).is_some_and(is_soon) {
             self.seen_ending.notify_one();

@@ -457,6 +457,11 @@ impl Enrolments {
         self.tokens.contains_key(&device.to_string())
     }
 
+    /// Returns true if the node or device with this [`Invitee::key`] has joined.
+    pub fn has_joined(&self, key: &str) -> bool {
+        self.tokens.contains_key(key)
+    }
+
     /// Returns true if the node has joined.
     pub fn names(&self, node: &NodeName) -> bool {
         self.tokens.contains_key(&lower_case(node))
