@@ -160,7 +160,7 @@ impl SharedEnrolments {
         all
     }
 
-    /// Writes which machines this server has seen, then ends devices that no server has seen for [`UNUSED`].
+    /// Writes which machines this server has seen, then ends devices that no server has seen for 90 days.
     ///
     /// # Errors
     ///

@@ -457,7 +457,7 @@ impl Enrolments {
         self.tokens.contains_key(&device.to_string())
     }
 
-    /// Returns true if the node or device with this [`Invitee::key`] has joined.
+    /// Returns true if the node or device of this key has joined.
     pub fn has_joined(&self, key: &str) -> bool {
         self.tokens.contains_key(key)
     }
