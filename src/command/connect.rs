@@ -21,7 +21,7 @@ use crate::command::connect::session::{PrintLine, interrupted};
 use crate::command::connect::stdio::carry;
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
-use crate::uplink::proxy::{accept_own, is_private};
+use crate::uplink::proxy::{accept_own, serves_own_user_only};
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
@@ -118,7 +118,7 @@ async fn listen(
 ) -> Result<(), CommandError> {
     let listener = TcpListenSocket::bind(at).map_err(|cause| CommandError::unavailable(cause.to_string()))?;
     print_line(&format!("{} forwards to {target}; press Ctrl-C to stop", listener.at()));
-    if !is_private(at) {
+    if !serves_own_user_only(at) {
         print_line("anyone who reaches that address can reach the target, with your rights at the server");
     }
     let drain = Drain::new();

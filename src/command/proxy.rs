@@ -13,7 +13,7 @@ use crate::config::Environment;
 use crate::startup::systemd;
 use crate::uplink::client::UserUplinks;
 use crate::uplink::path_report::report_links;
-use crate::uplink::proxy::{UserProxy, is_private};
+use crate::uplink::proxy::{UserProxy, serves_own_user_only};
 use tunnel_net::listen::TcpListenSocket;
 
 /// Arguments of `tunnel proxy`.
@@ -88,7 +88,7 @@ fn bind(
     default_port: u16,
 ) -> Result<Option<TcpListenSocket>, CommandError> {
     let at = set.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, default_port)));
-    if !is_private(at) {
+    if !serves_own_user_only(at) {
         let risk = "anyone who reaches this address reaches nodes with your rights";
         warn!(key = flag, local_addr = %at, risk, "insecure configuration");
     }

@@ -71,7 +71,8 @@ impl UserProxy {
     }
 }
 
-/// A listening socket that at a private address accepts only connections of this user's processes, and of root's.
+/// A listening socket that on loopback accepts only connections of this user's processes, and of root's, if the system
+/// tells whose they are.
 struct OwnProcesses {
     socket: TcpListenSocket,
     refusals: RefusalLog,
@@ -97,20 +98,21 @@ impl Accept for OwnProcesses {
     }
 }
 
-/// Returns true if connections to an address are from this machine, and the system knows of which user.
-pub(crate) fn is_private(at: SocketAddr) -> bool {
+/// Returns true if a port at this address serves only this user and root: on loopback, if the system tells whose a
+/// connection is.
+pub(crate) fn serves_own_user_only(at: SocketAddr) -> bool {
     KNOWS_REMOTE_USERS && at.ip().is_loopback()
 }
 
-/// Accepts the next connection: at a private address, the next one of this user's processes, or of root's. Closes others,
-/// with a call of `refused` with address and user. Cancel safe.
+/// Accepts the next connection that the port serves, see [`serves_own_user_only`]. Closes others, with a call of `refused`
+/// with address and user. Cancel safe.
 pub(crate) async fn accept_own(
     socket: &TcpListenSocket,
     refused: impl Fn(SocketAddr, Option<u32>),
 ) -> (TcpStream, SocketAddr) {
     loop {
         let (stream, from) = socket.accept().await;
-        if !is_private(socket.at()) {
+        if !serves_own_user_only(socket.at()) {
             return (stream, from);
         }
         let user = remote_user(&stream).ok();
