@@ -108,23 +108,23 @@ impl SessionTable {
         }
     }
 
-    /// Ends the sessions beyond what may wait for a path for long. Each device keeps its newest ones, and users have equal
-    /// shares: who has restarted her machine cannot resume the older ones. Of the bytes of all, the largest sessions give
-    /// up theirs.
+    /// Ends the sessions beyond what may wait for a path for long. Each device keeps its logins, and then its newest
+    /// sessions: who has restarted her machine cannot resume the older ones. Users have equal shares. Of the bytes of all,
+    /// the largest sessions give up theirs.
     pub(super) fn bound_parked(&self, mut parked: Vec<LongParked>) {
         let end = |one: &LongParked, why: &str| {
             one.session.reset_unread(SessionError::new(ErrorCode::Overloaded, why));
             false
         };
-        // Each with its place among those of its device, and of its user. The opener's end counts none.
-        // Logins come before others.
+        // Each with its place among those of its device, and of its user; logins, which have the longest time, come first.
+        // The opener's end counts none.
         parked.sort_by_key(|one| Reverse((one.timeout, one.lost)));
         let mut counts: HashMap<String, usize> = HashMap::new();
         let mut place = |of: String| *counts.entry(of).and_modify(|count| *count += 1).or_insert(1);
         parked.retain(|one| {
             let at = one.device.as_ref().map_or(0, |device| place(device.to_string()));
             at <= MAX_PARKED_OF_DEVICE
-                || end(one, "its device has 8 newer sessions at this node that wait for a path for long")
+                || end(one, "its device has 8 other sessions at this node that wait for a path for long")
         });
         parked.sort_by_cached_key(|one| {
             let at = one.device.as_ref().map_or(0, |device| place(device.user.to_string()));
@@ -231,10 +231,8 @@ mod tests {
             .open(node, "node1:22".parse().unwrap(), SessionCategory::Ssh, client.into(), "test")
             .unwrap();
         opening.ask(link, None);
-        let (id, opened) = (
-            opening.id(),
-            SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None },
-        );
+        let id = opening.id();
+        let opened = SessionFrame::opened(0, 1);
         let key = SessionKey { id, category: SessionCategory::Ssh, node: "node1".parse().unwrap() };
         table.on_frame(link, key, opened, Instant::now());
         let mut session = opening.into_session();
