@@ -831,7 +831,8 @@ mod tests {
         let mut enrolled = Enrolments::default();
         let names: Vec<_> = (10..35).map(|n| format!("alice/{n}")).collect();
         for name in names.iter().map(String::as_str).chain(["shop-1"]) {
-            let (device, invitee) = (subject(name), name.split_inclusive('/').next().unwrap());
+            let device = subject(name);
+            let invitee = name.split_inclusive('/').next().unwrap();
             enrolled.invite(of(name), &subject(invitee), None, 1000, 0).unwrap();
             enrolled.join(&of(name), &device, of(&format!("token of {name}")), 1).unwrap();
         }

@@ -473,7 +473,8 @@ async fn a_device_that_would_end_soon_is_noted_as_soon_as_it_links_and_others_wi
         authority,
         RefusalLog::default(),
     );
-    let (now, device) = (tunnel_base::unix_time::now(), "alice/laptop");
+    let now = tunnel_base::unix_time::now();
+    let device = "alice/laptop";
     let code = server.invite(&"alice/".parse().unwrap(), None, HOUR, false, "test").await.unwrap().code;
     join(&server, &code.secret(), device, &token(1)).await.unwrap();
     let text = |unused: u64| {

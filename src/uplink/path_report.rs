@@ -118,11 +118,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lost_path_is_reported_after_three_seconds_and_its_return_with_the_time_asleep() {
-        let (lost, lines) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(Vec::new())));
-        let (over, asleep) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI64::new(100)));
-        let (shown, read, ended, slept) = (lines.clone(), lost.clone(), over.clone(), asleep.clone());
+        let lost = Arc::new(Mutex::new(None));
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let over = Arc::new(AtomicBool::new(false));
+        let asleep = Arc::new(AtomicI64::new(100));
+        let shown = lines.clone();
         let print = move |line: &str| shown.lock().push(line.to_owned());
         let mut reporting = JoinSet::new();
+        let read = lost.clone();
+        let ended = over.clone();
+        let slept = asleep.clone();
         reporting.spawn(async move {
             let texts = ["node1:22", "it waits"];
             report(|| *read.lock(), || ended.load(Relaxed), || slept.load(Relaxed), texts, print).await;

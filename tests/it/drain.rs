@@ -214,11 +214,7 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
         let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
             panic!("an Open first")
         };
-        call.send_session(
-            id,
-            SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None, resume_timeout: None },
-        )
-        .await;
+        call.send_session(id, SessionFrame::opened(10_000, epoch)).await;
         id
     };
     let (_client, id) = tokio::join!(server.open("node1:22"), accepts);
@@ -297,11 +293,7 @@ async fn a_stopping_server_delivers_all_bytes_of_its_clients() {
         let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
             panic!("an Open first")
         };
-        call.send_session(
-            id,
-            SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None, resume_timeout: None },
-        )
-        .await;
+        call.send_session(id, SessionFrame::opened(10_000, epoch)).await;
         call.send_session(id, SessionFrame::Fin { total: 1 }).await;
         id
     };

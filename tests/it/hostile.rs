@@ -30,11 +30,7 @@ async fn accepted(server: &TestServer, edge: &mut Call) -> (TcpStream, SessionId
         let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
             panic!("an Open first")
         };
-        edge.send_session(
-            id,
-            SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None, resume_timeout: None },
-        )
-        .await;
+        edge.send_session(id, SessionFrame::opened(1000, epoch)).await;
         id
     };
     tokio::join!(server.open("bad:22"), accept)

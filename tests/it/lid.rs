@@ -41,7 +41,8 @@ async fn cut(line: &Line, to: &TestServer) {
 
 #[tokio::test]
 async fn a_users_session_outlives_a_closed_lid_and_a_session_of_connect_does_not() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     let server = users::server(&place, &format!("[server.session]\n{SHORT}")).await;
     let [to_laptop, to_edge] =
         [Line::to(server.server.bound.grpc).await, Line::to(server.server.bound.grpc).await];
@@ -72,7 +73,8 @@ async fn a_users_session_outlives_a_closed_lid_and_a_session_of_connect_does_not
 #[tokio::test]
 async fn a_server_and_an_edge_bound_what_a_user_asks() {
     for (at_server, at_edge, expected) in [("5m", "1h", 300), ("1h", "4m", 240), ("0s", "1h", 60)] {
-        let (place, echo) = (TestDir::new(), targets::echo().await);
+        let place = TestDir::new();
+        let echo = targets::echo().await;
         let bound = |most: &str| format!("session]\nmax_resume_timeout = \"{most}\"\n");
         let server = users::server(&place, &format!("[server.{}", bound(at_server))).await;
         let _edge = edge_with(&place, &server, "node1", &format!("[edge.{}", bound(at_edge))).await;

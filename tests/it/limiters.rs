@@ -212,11 +212,7 @@ async fn next_open(edge: &mut Call) -> (SessionId, u64) {
 async fn ends_unread(from: &str, server: &TestServer, edge: &mut Call) {
     let accept = async {
         let (id, epoch) = next_open(edge).await;
-        edge.send_session(
-            id,
-            SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None, resume_timeout: None },
-        )
-        .await;
+        edge.send_session(id, SessionFrame::opened(1000, epoch)).await;
         edge.send_session(id, SessionFrame::Fin { total: 1 }).await;
     };
     let (mut client, ()) = tokio::join!(open_from(from, server, "bad:22"), accept);

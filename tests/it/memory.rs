@@ -197,12 +197,7 @@ impl ExtendedSession {
                     break (id, epoch, limit);
                 }
             };
-            edge.send_messages([message(
-                &edge.node,
-                id,
-                SessionFrame::Opened { limit: 0, epoch, instance: None, place: None, resume_timeout: None },
-            )])
-            .await;
+            edge.send_messages([message(&edge.node, id, SessionFrame::opened(0, epoch))]).await;
             Self { id, sent: 0, limit }
         };
         tokio::join!(stalled(at, "bad:22"), accept)

@@ -23,9 +23,11 @@ fn unused(place: &TestDir, devices: [(&str, u64); 3]) {
 #[tokio::test]
 async fn unused_devices_end_one_a_day_at_every_server_and_linked_ones_do_not() {
     let (lines, _guard) = LogLines::start();
-    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let place = TestDir::new();
+    let echo = targets::echo().await;
     place.authority.write(place.path(), &["cloud.test", "127.0.0.1", "127.0.0.2", "127.0.0.3"]);
-    let (all, tables) = (servers::addresses(2), tables(&place, ""));
+    let all = servers::addresses(2);
+    let tables = tables(&place, "");
     unused(&place, [("alice/laptop", LIMIT), ("alice/phone", LIMIT + 1), ("bob/laptop", LIMIT + 2)]);
     let text = |at| servers::config(&place, at, &format!("{}\n{tables}", servers::peers(&all)));
     let [one, two] = [all[0], all[1]].map(|at| TestServer::from_text(&text(at)));

@@ -153,18 +153,7 @@ async fn the_reasons_of_an_edge_contain_no_control_characters_in_any_output() {
         let (id, SessionFrame::Open { epoch, .. }) = scripted.next_session_frame().await else {
             panic!("an Open first")
         };
-        scripted
-            .send_session(
-                id,
-                SessionFrame::Opened {
-                    limit: 1000,
-                    epoch,
-                    instance: None,
-                    place: None,
-                    resume_timeout: None,
-                },
-            )
-            .await;
+        scripted.send_session(id, SessionFrame::opened(1000, epoch)).await;
         (id, epoch)
     };
     let (mut client, (id, epoch)) = tokio::join!(server.open("node1:22"), opens);

@@ -111,7 +111,8 @@ async fn settle(ends: &mut [End; 2]) {
 
 async fn open() -> [End; 2] {
     let [mut laptop, mut edge] = [1, 2].map(End::new);
-    let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+    let node = "node1".parse().unwrap();
+    let target = "node1:22".parse().unwrap();
     let opening = laptop.table.open(node, target, SessionCategory::Ssh, String::new(), "client").unwrap();
     opening.ask_resume_timeout(GRANTED * 2);
     opening.ask(&laptop.link, None);

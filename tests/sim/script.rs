@@ -53,17 +53,7 @@ impl Script {
 
     fn accept_open(&self, link: &Arc<Link>, opening: PendingOpen) -> Session {
         opening.ask(link, None);
-        self.receive_frame(
-            link,
-            opening.id(),
-            SessionFrame::Opened {
-                limit: 1 << 40,
-                epoch: 1,
-                instance: None,
-                place: None,
-                resume_timeout: None,
-            },
-        );
+        self.receive_frame(link, opening.id(), SessionFrame::opened(1 << 40, 1));
         opening.into_session()
     }
 

@@ -119,7 +119,7 @@ mod tests {
                 opener: None,
                 resume_timeout: None,
             },
-            SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
+            SessionFrame::opened(1, 1),
             SessionFrame::Refused { epoch: 1, refusal: refusal() },
             SessionFrame::Data(Bytes::from_static(b"x")),
             SessionFrame::Fin { total: 1 },

@@ -242,6 +242,11 @@ impl Found {
 }
 
 impl SessionFrame {
+    /// Returns an Opened of an acceptor that names and grants nothing more.
+    pub fn opened(limit: u64, epoch: u64) -> Self {
+        Self::Opened { limit, epoch, instance: None, place: None, resume_timeout: None }
+    }
+
     /// Returns the name that docs/protocol.md#frames gives the frame.
     pub fn name(&self) -> &'static str {
         match self {

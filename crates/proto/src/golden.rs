@@ -203,11 +203,7 @@ fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         sent.push((name, plain.next_message().unwrap()));
     };
-    record(
-        "plain connected",
-        "any text",
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
-    );
+    record("plain connected", "any text", SessionFrame::opened(1, 1));
     record(
         "plain connect-failed",
         "other text",

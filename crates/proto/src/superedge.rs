@@ -122,13 +122,7 @@ impl PlainSession {
     }
 
     fn opened(&self) -> SessionFrame {
-        SessionFrame::Opened {
-            limit: u64::MAX,
-            epoch: self.epoch,
-            instance: None,
-            place: None,
-            resume_timeout: None,
-        }
+        SessionFrame::opened(u64::MAX, self.epoch)
     }
 
     fn receive(&mut self, data: Bytes) -> SessionFrame {

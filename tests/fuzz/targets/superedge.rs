@@ -48,7 +48,7 @@ fuzz_target!(|input: (bool, &[u8])| {
 fn answer(step: usize) -> SessionFrame {
     let refusal = SessionError::new(ErrorCode::TargetRefused, "refused");
     match step % 5 {
-        0 => SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
+        0 => SessionFrame::opened(1, 1),
         1 | 2 => SessionFrame::Data(Bytes::from_static(b"answer")),
         3 => SessionFrame::Fin { total: 1 },
         _ => SessionFrame::Reset { epoch: 1, refusal },

@@ -126,17 +126,7 @@ async fn a_session_moves_only_to_a_link_on_which_its_edge_has_sent() {
             let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
                 panic!("an Open first")
             };
-            edge.send_session(
-                id,
-                SessionFrame::Opened {
-                    limit: 1000,
-                    epoch,
-                    instance: None,
-                    place: None,
-                    resume_timeout: None,
-                },
-            )
-            .await;
+            edge.send_session(id, SessionFrame::opened(1000, epoch)).await;
         };
         let target = format!("{node}:22");
         clients.push(tokio::join!(server.open(&target), accept).0);

@@ -189,11 +189,7 @@ async fn a_user_takes_over_no_session_of_a_client_of_the_server() {
     let mut node = remote::link(&place, &server, "node2", Some(Instance::random())).await;
     let accepted = async {
         let (id, SessionFrame::Open { epoch, .. }) = node.next_session_frame().await else { panic!() };
-        node.send_session(
-            id,
-            SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None, resume_timeout: None },
-        )
-        .await;
+        node.send_session(id, SessionFrame::opened(1000, epoch)).await;
         id
     };
     let (mut client, id) = tokio::join!(server.open("node2:22"), accepted);

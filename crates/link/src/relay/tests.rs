@@ -222,20 +222,13 @@ async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
 #[tokio::test]
 async fn frames_pass_between_the_two_links_and_from_no_third() {
     let relay = Relay::bound();
-    relay.on_frame(
-        &relay.edge,
-        SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None, resume_timeout: None },
-    );
+    relay.on_frame(&relay.edge, SessionFrame::opened(5, 1));
     relay.on_frame(&relay.edge, data("from the edge"));
     relay.on_frame(&relay.client, data("from the client"));
     relay.on_frame(&link(3, Remote::Peer), data("from a stranger"));
-    relay.on_frame(
-        &relay.client,
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
-    );
+    relay.on_frame(&relay.client, SessionFrame::opened(9, 1));
     assert_eq!(frames(&relay.edge), [data("from the client")]);
-    let opened =
-        SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None, resume_timeout: None };
+    let opened = SessionFrame::opened(5, 1);
     assert_eq!(frames(&relay.client), [opened, data("from the edge")]);
 }
 
@@ -263,10 +256,7 @@ async fn a_user_gets_the_place_that_her_server_has_chosen_and_a_peer_gets_none()
 
 #[tokio::test]
 async fn frames_that_open_and_resume_discard_what_waits_and_credits() {
-    for answer in [
-        resumed(2),
-        SessionFrame::Opened { limit: 5, epoch: 2, instance: None, place: None, resume_timeout: None },
-    ] {
+    for answer in [resumed(2), SessionFrame::opened(5, 2)] {
         let relay = Relay::bound();
         relay.on_frame(&relay.edge, data("old"));
         relay.on_frame(&relay.edge, SessionFrame::Credit { received: 1, limit: 2 });
@@ -608,10 +598,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     );
     request.try_path(&relay.edge);
     assert!(matches!(frames(&relay.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
-    relay.on_frame(
-        &relay.edge,
-        SessionFrame::Opened { limit: 1000, epoch: 1, instance: None, place: None, resume_timeout: None },
-    );
+    relay.on_frame(&relay.edge, SessionFrame::opened(1000, 1));
     assert_eq!(request.path_failed().now_or_never(), Some(false));
     assert!(matches!(frames(&requester)[..], [SessionFrame::Opened { epoch: 1, .. }]));
     drop(request);

@@ -251,8 +251,7 @@ mod tests {
             .unwrap();
         opening.ask(&busy, None);
         let key = SessionKey { id: opening.id(), category: SessionCategory::Ssh, node };
-        let opened =
-            SessionFrame::Opened { limit: 1000, epoch: 1, instance: None, place: None, resume_timeout: None };
+        let opened = SessionFrame::opened(1000, 1);
         table.on_frame(&busy, key, opened, Instant::now());
         let _session = opening.into_session();
         busy.set_interactive(Some(interactive.clone()));

@@ -167,13 +167,7 @@ mod tests {
             let key = SessionKey { id: opening.id(), category, node };
             opening.ask(&link, None);
             let limit = Self::newest_limit(&link).unwrap();
-            let opened = SessionFrame::Opened {
-                limit: 0,
-                epoch: 1,
-                instance: None,
-                place: None,
-                resume_timeout: None,
-            };
+            let opened = SessionFrame::opened(0, 1);
             table.on_frame(&link, key.clone(), opened, Instant::now());
             Self { session: opening.into_session(), key, link, sent: 0, limit }
         }

@@ -121,7 +121,8 @@ async fn a_socks5_proxy_gets_name_user_and_password() {
 
 #[tokio::test]
 async fn a_proxy_of_https_gets_the_password_only_after_it_has_proved_its_name() {
-    let (ca, other) = (TestCa::new("ca"), TestCa::new("other"));
+    let ca = TestCa::new("ca");
+    let other = TestCa::new("other");
     let tls = TlsServerConfig {
         identity: ca.issue("proxy", "127.0.0.1"),
         clients: ClientAuth::Anonymous,

@@ -178,11 +178,7 @@ async fn opener_while_opening_handles_each_frame() {
     assert!(actions.state && actions.write);
     assert_eq!(end.phase(), Phase::Open);
     for epoch in [0, 2] {
-        assert_dropped(
-            opener(Phase::Opening),
-            A,
-            SessionFrame::Opened { limit: 500, epoch, instance: None, place: None, resume_timeout: None },
-        );
+        assert_dropped(opener(Phase::Opening), A, SessionFrame::opened(500, epoch));
         assert_dropped(
             opener(Phase::Opening),
             A,
@@ -224,11 +220,7 @@ async fn opener_while_opening_handles_each_frame() {
 
 #[tokio::test]
 async fn opener_while_open_handles_each_frame() {
-    assert_dropped(
-        opener(Phase::Open),
-        A,
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
-    );
+    assert_dropped(opener(Phase::Open), A, SessionFrame::opened(9, 1));
     assert_dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
     assert_dropped(
         opener(Phase::Open),
@@ -262,7 +254,7 @@ async fn opener_while_open_handles_each_frame() {
 #[tokio::test]
 async fn opener_while_parked_handles_each_frame() {
     for frame in [
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
+        SessionFrame::opened(9, 1),
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
         data(1),
         credit(),
@@ -506,7 +498,7 @@ async fn only_acceptors_handle_open_and_resume_and_only_openers_their_answers() 
         assert_dropped(opener(Phase::Open), A, frame);
     }
     for frame in [
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
+        SessionFrame::opened(1, 1),
         SessionFrame::Resumed { received: 0, limit: 1, epoch: 1 },
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
     ] {
@@ -818,11 +810,7 @@ async fn a_cancelled_open_sends_a_reset_and_a_resume_that_confirms_it() {
     else {
         panic!("{frames:?}")
     };
-    assert_dropped(
-        cancelled_on_its_path(),
-        A,
-        SessionFrame::Opened { limit: 500, epoch: 0, instance: None, place: None, resume_timeout: None },
-    );
+    assert_dropped(cancelled_on_its_path(), A, SessionFrame::opened(500, 0));
     let refused = SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) };
     assert!(end.handle_frame(A, refused, now()).dropped, "it answers the Open, not the last frame");
     assert!(end.handle_frame(A, reset(2, ErrorCode::UnknownSession), now()).forget);

@@ -80,8 +80,7 @@ fn a_replaced_waker_is_dropped_without_the_lock() {
     opening.ask(&link, None);
     let polled = |waker: &Waker| pin!(opening.answer()).poll(&mut Context::from_waker(waker)).is_pending();
     assert!(polled(&owner()) && polled(Waker::noop()));
-    let opened =
-        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None };
+    let opened = SessionFrame::opened(0, 1);
     assert!(table.on_frame(&link, key(opening.id()), opened, now).is_none());
     let mut session = opening.into_session();
     let mut write = |waker: &Waker, bytes: &'static str| {
@@ -129,8 +128,7 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
         let session = opener(&table);
         let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
-        let opened =
-            SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None };
+        let opened = SessionFrame::opened(9, 1);
         let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "closed") };
         let data_frame = data.map(|data| SessionFrame::Data(data.into()));
         for frame in
@@ -184,11 +182,9 @@ async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
         let session = opener(&table);
         let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
-        for frame in [
-            SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None },
-            SessionFrame::Data("unread".into()),
-            SessionFrame::Fin { total: 7 },
-        ] {
+        for frame in
+            [SessionFrame::opened(9, 1), SessionFrame::Data("unread".into()), SessionFrame::Fin { total: 7 }]
+        {
             assert!(session.on_frame(&link, frame, now));
         }
         let mut owned = opening.into_session();
@@ -262,11 +258,7 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let (table, links, now) = (table(), [link(1), link(2), link(3)], Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.on_frame(
-        &links[0],
-        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None },
-        now
-    ));
+    assert!(session.on_frame(&links[0], SessionFrame::opened(0, 1), now));
     let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
     let parked = || table.next_parked().now_or_never();
     table.link_ended(&links[0], &closed, now);
@@ -288,11 +280,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let (table, links, now) = (table(), [link(1), link(2)], Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.on_frame(
-        &links[0],
-        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None, resume_timeout: None },
-        now
-    ));
+    assert!(session.on_frame(&links[0], SessionFrame::opened(0, 1), now));
     let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
     table.link_ended(&links[0], &closed, now);
     drop(table.next_parked().now_or_never().unwrap());
@@ -431,8 +419,7 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
     session.ask(&link, None, false);
-    let opened =
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None, resume_timeout: None };
+    let opened = SessionFrame::opened(9, 1);
     assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
     inner.places = QueueMembership::default();

@@ -238,7 +238,8 @@ mod tests {
     #[test]
     fn the_age_of_a_default_route_is_ignored() {
         let route = |gateway: u8, age: u8| {
-            let (gateway, age) = (attribute(5, &[10, 0, 0, gateway]), attribute(12, &[age; 32]));
+            let gateway = attribute(5, &[10, 0, 0, gateway]);
+            let age = attribute(12, &[age; 32]);
             default_route(&message(RTM_NEWROUTE, 2, 0, 12, &[&gateway, &age]))
         };
         assert!(route(1, 1).is_some());

@@ -69,7 +69,7 @@ fn open(target: &str) -> SessionFrame {
 }
 
 fn opened(epoch: u64) -> SessionFrame {
-    SessionFrame::Opened { limit: u64::MAX, epoch, instance: None, place: None, resume_timeout: None }
+    SessionFrame::opened(u64::MAX, epoch)
 }
 
 fn send(
@@ -244,8 +244,7 @@ async fn an_access_request_of_an_edge_is_answered_as_recorded() {
     let early = recorded("access, bytes of the client");
     assert_eq!(handle_message(&mut translator, &early, "t").frames, [], "not dialled yet");
     assert_eq!(translator.early(id).0, early.data.len() + PIECE_COST);
-    let accepted =
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None };
+    let accepted = SessionFrame::opened(1, 1);
     let frames = send_at(&mut translator, id, SessionCategory::HttpProxy, accepted, Instant::now());
     assert_eq!(frames, [SessionFrame::Data(early.data.clone())]);
     assert_eq!((translator.early(id), translator.early), ((0, 0), 0));
@@ -298,8 +297,7 @@ async fn an_edge_dials_on_the_first_bytes_and_keeps_them_until_the_target_answer
         assert_eq!((decoded.category.name(), target.to_string()), (name, "127.0.0.1:10022".into()));
         handle_message(&mut translator, &recorded(&format!("{name}, later bytes")), "t");
         let (id, category) = (decoded.id, decoded.category);
-        let accepted =
-            SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None };
+        let accepted = SessionFrame::opened(1, 1);
         let frames = send_at(&mut translator, id, category, accepted, Instant::now());
         assert_eq!(frames, [SessionFrame::Data(first.data), SessionFrame::Data("later bytes".into())]);
         let answer = recorded(&format!("{name}, bytes of the target"));
@@ -350,13 +348,7 @@ async fn a_session_with_undelivered_bytes_is_not_closed() {
     let (mut translator, start) = (edge(), Instant::now());
     let decoded = handle_message(&mut translator, &recorded("ssh, first bytes"), "t");
     let id = decoded.id;
-    send_at(
-        &mut translator,
-        id,
-        SessionCategory::Ssh,
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None },
-        start,
-    );
+    send_at(&mut translator, id, SessionCategory::Ssh, SessionFrame::opened(1, 1), start);
     send_at(&mut translator, id, SessionCategory::Ssh, SessionFrame::Fin { total: 1 }, start);
     let due = start + AFTER_TARGET;
     assert_eq!(translator.due(due), [id]);

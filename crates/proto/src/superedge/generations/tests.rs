@@ -129,8 +129,7 @@ async fn a_session_keeps_the_codec_that_it_started_with() {
     };
     kinds(&mut translator);
     for (session, data) in [(old.id, "backend"), (new.id, "tcp-forward")] {
-        let accepted =
-            SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None, resume_timeout: None };
+        let accepted = SessionFrame::opened(1, 1);
         for step in [accepted, SessionFrame::Data("x".into())] {
             let body = FrameKind::Session(session, SessionCategory::Ssh, step);
             translator.send_frame(Frame { node: node(), body }, Instant::now());
