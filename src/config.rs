@@ -34,7 +34,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::parts;
 use tunnel_net::http_proxy::{OutboundProxy, ProxyError};
@@ -288,24 +287,24 @@ pub(crate) fn other_role(
     file: &mut ConfigTableReader<'_>,
     ours: &ConfigTableReader<'_>,
     other: &'static str,
-    report: &mut ConfigDiagnostics,
 ) {
-    if !file.ignore(other, report) {
+    if !file.ignore(other) {
         return;
     }
     if ours.is_present() {
-        report.warn(other, WarningKind::Unexpected, "this table is for the other role and is ignored");
+        file.report().warn(other, WarningKind::Unexpected, "this table is for the other role and is ignored");
     } else {
         let found = Some("the only table in this file".to_owned());
         let run = format!("run `tunnel {other}` with it, or use the other file");
-        file.error(other, found, parts::named(other).err().map_or(run, str::to_owned), report);
+        file.error(other, found, parts::named(other).err().map_or(run, str::to_owned));
     }
 }
 
 /// Parses an address from the environment. An empty value means absent.
-pub(crate) fn address(key: &str, text: Option<&str>, report: &mut ConfigDiagnostics) -> Option<IpAddr> {
+pub(crate) fn address(file: &ConfigTableReader<'_>, key: &str, text: Option<&str>) -> Option<IpAddr> {
     let text = text.filter(|text| !text.is_empty())?;
-    text.parse().map_err(|_| report.error(key, Some(value::excerpt(text)), "expected an address")).ok()
+    let wrong = |_| file.report().error(key, Some(value::excerpt(text)), "expected an address");
+    text.parse().map_err(wrong).ok()
 }
 
 /// kubectl gives up an exec after 60 s without a response, so keeping its session longer is useless.

@@ -24,9 +24,7 @@ use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::admission::{ListenerContext, ListenerProtocol, client_handler};
-use crate::config::Environment;
 use crate::config::access::AccessConfig;
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::Tls;
 use crate::config::table::ConfigTableReader;
 use crate::listener::authenticated::TlsListenerProtocol;
@@ -62,8 +60,9 @@ pub struct ListenerKind {
     pub name: &'static str,
     /// Whether clients may name a target by its address. Then addresses are watched in Kubernetes by default.
     pub by_address: bool,
-    /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
-    pub(crate) read: fn(ConfigTableReader<'_>, &mut ListenerConfigReader<'_>) -> ListenerConfigs,
+    /// Reads the table. Returns nothing if it is absent or unusable, which is recorded. The access rules are those of a
+    /// listener whose table has none.
+    pub(crate) read: fn(ConfigTableReader<'_>, &mut AccessConfig) -> ListenerConfigs,
 }
 
 impl ListenerKind {
@@ -72,15 +71,6 @@ impl ListenerKind {
     pub(crate) fn is_live(&self) -> bool {
         self.name != intercept::KIND.name
     }
-}
-
-/// What the tables of listeners are read with.
-#[derive(Debug)]
-pub(crate) struct ListenerConfigReader<'a> {
-    /// The access rules of a listener whose table has none.
-    pub(crate) inherited: AccessConfig,
-    pub(crate) env: &'a Environment,
-    pub(crate) report: &'a mut ConfigDiagnostics,
 }
 
 /// The settings of all listeners of a table.

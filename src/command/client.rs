@@ -11,9 +11,8 @@ use rustix::system::uname;
 use serde::Deserialize;
 
 use crate::command::CommandError;
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::ServerEntry;
-use crate::config::table::ConfigTableReader;
+use crate::config::table::read_file;
 use crate::config::value::forms::Millis;
 use crate::config::{DAY, Environment, SecretString};
 use crate::route::ResumeTimeouts;
@@ -233,11 +232,8 @@ impl ClientConfigFile {
             }
             read => read.map_err(|cause| wrong(path, &format_args!("cannot read: {cause}")))?,
         };
-        let mut report = ConfigDiagnostics::default();
-        let mut table = ConfigTableReader::parse(&text, &Environment::default(), &mut report);
-        let file: Self = table.fields(&mut report);
-        table.finish(&mut report);
-        let (mut file, _) = report.finish(&text, file).whole().map_err(|errors| wrong(path, &errors))?;
+        let parsed = read_file(&text, &Environment::default(), |table| table.fields::<Self>());
+        let (mut file, _) = parsed.whole().map_err(|errors| wrong(path, &errors))?;
         if file.token.is_some() {
             refuse_readers(path)?;
         }

@@ -120,16 +120,11 @@ impl AccessConfig {
     }
 
     /// Reads the keys of a listener's table, and records the values in effect. Absent keys are taken from `default`.
-    pub(crate) fn read(
-        table: &mut ConfigTableReader<'_>,
-        proofs: AuthMethods,
-        default: &Self,
-        report: &mut ConfigDiagnostics,
-    ) -> Self {
-        let AccessConfigKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
-        let auth = auth(table, kind, users, proofs, &default.auth, report);
+    pub(crate) fn read(table: &mut ConfigTableReader<'_>, proofs: AuthMethods, default: &Self) -> Self {
+        let AccessConfigKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields();
+        let auth = auth(table, kind, users, proofs, &default.auth);
         if let Some(rules) = &rules {
-            check_rule_users(table, "rules", rules, proofs.certified(), report);
+            check_rule_users(table, "rules", rules, proofs.certified());
         }
         if let (Some(rules), Some(None)) = (&rules, &auth)
             && rules.has_users()
@@ -137,20 +132,20 @@ impl AccessConfig {
         {
             let expected =
                 "without auth = \"basic\" no client has a user name, so the rule matches no client";
-            table.error("rules", Some("a rule requires users".to_owned()), expected, report);
+            table.error("rules", Some("a rule requires users".to_owned()), expected);
         }
         if let Some(proxies) = &proxy_protocol {
-            warn_trusted(table, proxies, report);
+            warn_trusted(table, proxies);
         }
         let access = Self {
             proxy_protocol: proxy_protocol.unwrap_or_else(|| default.proxy_protocol.clone()),
             allow_from: allow_from.or_else(|| default.allow_from.clone()),
             auth: auth.unwrap_or_default(),
             rules: rules.unwrap_or_else(|| default.rules.clone()),
-            names: names(table, proofs.tls, report),
+            names: names(table, proofs.tls),
             bounds: GrantBounds::default(),
         };
-        table.record(&access.keys(), report);
+        table.record(&access.keys());
         access
     }
 
@@ -197,10 +192,9 @@ pub(super) fn auth(
     users: Option<PathBuf>,
     proofs: AuthMethods,
     default: &Option<PasswordFile>,
-    report: &mut ConfigDiagnostics,
 ) -> Option<Option<PasswordFile>> {
     // A key with an error was reported already. Conclusions from its absence would mislead.
-    if table.is_wrong("users", report) || table.is_wrong("auth", report) {
+    if table.is_wrong("users") || table.is_wrong("auth") {
         return None;
     }
     let basic = kind.map(|kind| kind == AuthKind::Basic);
@@ -212,12 +206,12 @@ pub(super) fn auth(
         (Some(true) | None, None, Some(default)) => Some(default.clone()),
         (Some(false) | None, None, _) => None,
         (Some(true), None, None) => {
-            table.error("users", None, "auth is \"basic\"; set the htpasswd file", report);
+            table.error("users", None, "auth is \"basic\"; set the htpasswd file");
             return None;
         }
         (Some(false) | None, Some(_), _) => {
             let found = if basic.is_some() { "set, but auth is \"none\"" } else { "set, but auth is not" };
-            table.error("users", silent(found), "set auth = \"basic\"", report);
+            table.error("users", silent(found), "set auth = \"basic\"");
             return None;
         }
     };
@@ -225,7 +219,7 @@ pub(super) fn auth(
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [server.connect]" };
         let expected = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
                       table, and restrict clients with allow_from";
-        table.error("auth", silent(found), expected, report);
+        table.error("auth", silent(found), expected);
         return None;
     }
     Some(auth)
@@ -238,27 +232,22 @@ pub(crate) fn check_rule_users(
     key: &'static str,
     rules: &Rules,
     certified: bool,
-    report: &mut ConfigDiagnostics,
 ) {
     for (i, j, user) in rules.users() {
         if user.trim().is_empty() || user.contains('*') || user.contains(':') && !certified {
             let expected = "expected a user name without ':' and '*'; for all users leave the list out";
             let part = format!("[{i}].users[{j}]");
             let found = format!("{:?}", value::excerpt(user));
-            table.error_in(key, &part, found, expected, report);
+            table.error_in(key, &part, found, expected);
         }
     }
 }
 
 /// Warns if every client may send a PROXY header.
-pub(crate) fn warn_trusted(
-    table: &ConfigTableReader<'_>,
-    proxies: &Networks,
-    report: &mut ConfigDiagnostics,
-) {
+pub(crate) fn warn_trusted(table: &ConfigTableReader<'_>, proxies: &Networks) {
     if proxies.contains_all_addresses() {
         let text = "any client can claim any address; list only the networks of your load balancers";
-        report.warn(table.key(PROXIES), WarningKind::Insecure, text);
+        table.warn(PROXIES, WarningKind::Insecure, text);
     }
 }
 

@@ -5,10 +5,8 @@ use std::path::PathBuf;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::config::Environment;
 use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_ports::AdminPorts;
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState, names, require_names};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
@@ -61,25 +59,23 @@ pub(crate) fn admin(
     parent: &mut ConfigTableReader<'_>,
     name: &'static str,
     (key, ports): (&str, &AdminPorts),
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
 ) -> AdminConfig {
-    let mut table = parent.table("admin", report);
-    let mut admin: AdminConfig = table.fields(report);
-    (admin.name, admin.runtime_dir) = (name, env.runtime_dir.clone());
-    admin.tls = ListenerTlsConfig::read(&mut table, report);
+    let mut table = parent.table("admin");
+    let mut admin: AdminConfig = table.fields();
+    (admin.name, admin.runtime_dir) = (name, parent.env.runtime_dir.clone());
+    admin.tls = ListenerTlsConfig::read(&mut table);
     let tls = PortTlsState::of(admin.tls.as_ref());
-    admin.access.names = names(&mut table, tls, report);
-    require_names(&table, report);
+    admin.access.names = names(&mut table, tls);
+    require_names(&table);
     if let Some(users) = admin.users.clone() {
         let key = table.key("users");
-        tls.warn_passwords(key.clone(), ports.admin_listen, report);
+        tls.warn_passwords(key.clone(), ports.admin_listen, &mut table.report());
         admin.access.auth = Some(PasswordFile { users, key });
     }
     if tls != (PortTlsState::On { client_certificate: true }) {
-        ports.warn_if_reachable(parent.key(key), report);
+        ports.warn_if_reachable(parent.key(key), &mut parent.report());
     }
-    table.close(&admin, report);
+    table.close(&admin);
     admin
 }
 

@@ -47,19 +47,19 @@ pub struct AdminPorts {
 impl AdminPorts {
     /// Reads the keys of a table, and records the values in effect. Warns if other machines can reach gRPC's debugging
     /// port.
-    pub(crate) fn read(table: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> Self {
-        let mut ports: Self = table.fields(report);
+    pub(crate) fn read(table: &mut ConfigTableReader<'_>) -> Self {
+        let mut ports: Self = table.fields();
         let key = table.key("admin_listen");
-        ports.is_default = !table.has("admin_listen") || report.implied.contains(&key);
-        ports.sets_level = report.spelling.0.contains_key(&key);
+        ports.is_default = !table.has("admin_listen") || table.report().implied.contains(&key);
+        ports.sets_level = table.report().spelling.0.contains_key(&key);
         if let Some(channelz) = ports.channelz_listen.filter(|at| !at.ip().is_loopback()) {
             let text = format!(
                 "anyone who reaches {channelz} can read the addresses and names of all links; use 127.0.0.1:{}",
                 channelz.port()
             );
-            report.warn(table.key("channelz_listen"), WarningKind::Insecure, text);
+            table.warn("channelz_listen", WarningKind::Insecure, text);
         }
-        report.record(table.path(), &ports);
+        table.report().record(table.path(), &ports);
         ports
     }
 

@@ -15,14 +15,13 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::{self, suggestion};
 
 impl ConfigTableReader<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
     /// default. Several structs may share a table.
-    pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self, report: &mut ConfigDiagnostics) -> T {
+    pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self) -> T {
         let mut pass = ConfigTableState::default();
         let mut errors = Vec::new();
         let mut unlisted = None;
@@ -47,21 +46,21 @@ impl ConfigTableReader<'_> {
             |key: &str, of: &str| key.strip_prefix(of).is_some_and(|rest| rest.starts_with(['[', '.']));
         errors.retain(|error| !skip.iter().any(|key| is_inner(key, &error.key)));
         for FieldError { key, place, found, expected } in errors {
-            report.place_error(place, &self.key(key), found, expected);
+            self.report().place_error(place, &self.key(key), found, expected);
         }
         if unlisted.is_some() {
             let found = Some(format!("more than {MAX_ERRORS} errors"));
             let expected = "correct the listed ones first; the rest of the table is not checked";
-            report.place_error(unlisted, self.path(), found, expected);
+            self.report().place_error(unlisted, self.path(), found, expected);
         }
         for (key, (place, expected)) in nested.into_inner() {
-            report.unknown(place, &self.key(key), &expected);
+            self.report().unknown(place, &self.key(key), &expected);
         }
         // A key with an error is taken as well, or it would be reported as unknown, too.
         for field in fields.get() {
             let is_wrong = skip.iter().any(|key| key == field || is_inner(key, field));
-            if self.take(field, report).is_some() && !is_wrong {
-                report.given.insert(self.key(field));
+            if self.take(field).is_some() && !is_wrong {
+                self.report().given.insert(self.key(field));
             }
         }
         settings
@@ -366,6 +365,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::config::table::read_file;
     use crate::config::value::forms::{self, ByteSize, Millis};
     use crate::config::{Environment, ParsedConfig, SecretString};
 
@@ -402,12 +402,12 @@ mod tests {
     }
 
     fn read(text: &str) -> ParsedConfig<Sample> {
-        let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
-        let mut table = file.table("t", &mut report);
-        let sample = table.fields(&mut report);
-        table.finish(&mut report);
-        report.finish(text, sample)
+        read_file(text, &Environment::default(), |file| {
+            let mut table = file.table("t");
+            let sample = table.fields();
+            table.finish();
+            sample
+        })
     }
 
     #[test]

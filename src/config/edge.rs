@@ -12,12 +12,9 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::admin_ports::AdminPorts;
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{self, ByteSize, Millis};
-use crate::config::{
-    self, DAY, Environment, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, listen_tls, value,
-};
+use crate::config::{self, DAY, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, listen_tls, value};
 use tunnel_base::policy::targets::Targets;
 use tunnel_proto::names::{Host, NameError, NodeName, Target};
 
@@ -198,74 +195,60 @@ pub struct AllowConfig {
 pub const MEMORY: usize = 12 << 20;
 
 /// Reads `[edge.uplink]`. `certified` is true if a certificate is issued for this edge.
-pub(crate) fn uplink(
-    edge: &mut ConfigTableReader<'_>,
-    env: &Environment,
-    certified: bool,
-    report: &mut ConfigDiagnostics,
-) -> UplinkConfig {
-    let mut table = edge.table("uplink", report);
-    let keys: UplinkConfig = table.fields(report);
+pub(crate) fn uplink(edge: &mut ConfigTableReader<'_>, certified: bool) -> UplinkConfig {
+    let mut table = edge.table("uplink");
+    let keys: UplinkConfig = table.fields();
     let mut uplink =
-        UplinkConfig { ports: AdminPorts::read(&mut table, report), proxy: env.proxy.clone(), ..keys };
-    if uplink.servers.is_empty() && !table.is_wrong("servers", report) {
-        table.error("servers", None, "list the servers' addresses as host:port", report);
+        UplinkConfig { ports: AdminPorts::read(&mut table), proxy: edge.env.proxy.clone(), ..keys };
+    if uplink.servers.is_empty() && !table.is_wrong("servers") {
+        table.error("servers", None, "list the servers' addresses as host:port");
     }
     if !table.has("node") {
-        uplink.node = env_node(&table, env, report).unwrap_or(uplink.node);
+        uplink.node = env_node(&table).unwrap_or(uplink.node);
     }
-    check_token(&table, uplink.token.as_ref(), certified, report);
-    warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.at.host), report);
-    warn_template(&table, "tls_server_name", uplink.tls_server_name.iter(), report);
-    table.close(&uplink, report);
+    check_token(&table, uplink.token.as_ref(), certified);
+    warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.at.host));
+    warn_template(&table, "tls_server_name", uplink.tls_server_name.iter());
+    table.close(&uplink);
     uplink
 }
 
-fn env_node(
-    table: &ConfigTableReader<'_>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<NodeName> {
-    let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
+fn env_node(table: &ConfigTableReader<'_>) -> Option<NodeName> {
+    let Some(name) = table.env.node_name.as_deref().filter(|name| !name.is_empty()) else {
         let here = table.key("node");
-        if report.spelling.of(&here) == here {
+        if table.report().spelling.of(&here) == here {
             let expected = "set this node's name here or in the environment variable NODE_NAME";
-            table.error("node", None, expected, report);
+            table.error("node", None, expected);
         } else {
-            report.error("NODE_NAME", None, "set this environment variable to the node's name");
+            table.report().error("NODE_NAME", None, "set this environment variable to the node's name");
         }
         return None;
     };
     name.parse()
-        .map_err(|error| report.error("NODE_NAME", Some(value::excerpt(name)), format!("{error}")))
+        .map_err(|error| table.report().error("NODE_NAME", Some(value::excerpt(name)), format!("{error}")))
         .ok()
 }
 
-fn check_token(
-    table: &ConfigTableReader<'_>,
-    token: Option<&SecretString>,
-    certified: bool,
-    report: &mut ConfigDiagnostics,
-) {
+fn check_token(table: &ConfigTableReader<'_>, token: Option<&SecretString>, certified: bool) {
     match (table.has("token"), table.has("token_file")) {
         (true, true) => {
             let expected = "both set the token; keep token_file";
-            table.error("token", Some("token_file is also set".to_owned()), expected, report);
+            table.error("token", Some("token_file is also set".to_owned()), expected);
         }
         (false, false) if !certified => {
             let expected = "set the token here or in token_file, or set enabled = true in [edge.csr]";
-            table.error("token", None, expected, report);
+            table.error("token", None, expected);
         }
         _ => {}
     }
     let Some(token) = token.map(SecretString::reveal) else { return };
     if token.is_empty() {
         let text = "empty token: a server of this program never accepts it; set a token";
-        report.warn(table.key("token"), WarningKind::Insecure, text);
+        table.warn("token", WarningKind::Insecure, text);
     } else if token.contains([' ', ':']) {
         let text =
             "the token contains ' ' or ':', which a token file cannot contain: the server will reject it";
-        report.warn(table.key("token"), WarningKind::Unexpected, text);
+        table.warn("token", WarningKind::Unexpected, text);
     }
 }
 
@@ -289,11 +272,10 @@ fn warn_template<'h>(
     table: &ConfigTableReader<'_>,
     key: &'static str,
     mut hosts: impl Iterator<Item = &'h Host>,
-    report: &mut ConfigDiagnostics,
 ) {
     if hosts.any(|host| matches!(host, Host::Name(name) if template(name).is_some())) {
         let text = "unfilled template placeholder {{…}}: the server cannot be reached until it is replaced";
-        report.warn(table.key(key), WarningKind::Unexpected, text);
+        table.warn(key, WarningKind::Unexpected, text);
     }
 }
 
@@ -321,13 +303,10 @@ pub struct TargetTlsConfig {
     pub ca: Option<PathBuf>,
 }
 
-pub(crate) fn target_tls(
-    edge: &mut ConfigTableReader<'_>,
-    report: &mut ConfigDiagnostics,
-) -> TargetTlsConfig {
-    let mut table = edge.table("target_tls", report);
-    let tls: TargetTlsConfig = table.fields(report);
-    listen_tls::require_pair(&table, report);
-    table.close(&tls, report);
+pub(crate) fn target_tls(edge: &mut ConfigTableReader<'_>) -> TargetTlsConfig {
+    let mut table = edge.table("target_tls");
+    let tls: TargetTlsConfig = table.fields();
+    listen_tls::require_pair(&table);
+    table.close(&tls);
     tls
 }

@@ -12,9 +12,7 @@ use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::required_cluster::{MAX_LIFETIME, MIN_LIFETIME, required_cluster};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{self, Millis};
@@ -85,22 +83,18 @@ pub enum ProfileKind {
 }
 
 /// Reads `[server.csr]`. Returns `None` if nothing is requested.
-pub(crate) fn csr(
-    cloud: &mut ConfigTableReader<'_>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<ServerCsrConfig> {
-    let mut table = cloud.table("csr", report);
-    let csr: ServerCsrConfig = table.fields(report);
+pub(crate) fn csr(cloud: &mut ConfigTableReader<'_>) -> Option<ServerCsrConfig> {
+    let mut table = cloud.table("csr");
+    let csr: ServerCsrConfig = table.fields();
     if csr.profiles.contains(&ProfileKind::Server) && csr.services.is_empty() && csr.names.is_empty() {
         let expected =
             "list the Services that route to this server's ports, or in names their DNS names and addresses";
-        table.error("services", Some("neither services nor names is set".to_owned()), expected, report);
+        table.error("services", Some("neither services nor names is set".to_owned()), expected);
     }
     let issues_certificates = !csr.profiles.is_empty();
     let key = if issues_certificates { "profiles" } else { "edge_ca" };
-    let cluster = required_cluster(&table, key, issues_certificates || csr.edge_ca.is_some(), env, report);
-    table.close(&csr, report);
+    let cluster = required_cluster(&table, key, issues_certificates || csr.edge_ca.is_some());
+    table.close(&csr);
     Some(ServerCsrConfig { cluster: cluster?, ..csr })
 }
 
@@ -137,16 +131,12 @@ pub struct ServiceAccountConfig {
 }
 
 /// Reads `[server.service_account]`. Returns `None` if no tokens of ServiceAccounts are accepted.
-pub(crate) fn service_account(
-    server: &mut ConfigTableReader<'_>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<ServiceAccountConfig> {
-    let mut table = server.table("service_account", report);
-    let account: ServiceAccountConfig = table.fields(report);
-    let cluster = required_cluster(&table, "name", account.name.is_some(), env, report);
-    table.close(&account, report);
-    let dir = env.state_dir.as_ref().filter(|_| account.outage);
+pub(crate) fn service_account(server: &mut ConfigTableReader<'_>) -> Option<ServiceAccountConfig> {
+    let mut table = server.table("service_account");
+    let account: ServiceAccountConfig = table.fields();
+    let cluster = required_cluster(&table, "name", account.name.is_some());
+    table.close(&account);
+    let dir = server.env.state_dir.as_ref().filter(|_| account.outage);
     let file = dir.map(|dir| dir.join("known-pods.json"));
     Some(ServiceAccountConfig { cluster: cluster?, file, ..account })
 }

@@ -7,7 +7,6 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::admin_listener::{LISTEN, unix_path};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 
 /// The address of a listener that may be a port or a Unix socket.
@@ -38,21 +37,21 @@ impl Serialize for ListenAddress {
 }
 
 /// Records an error if a listener's table is present without an address.
-pub(crate) fn require(table: &ConfigTableReader<'_>, report: &mut ConfigDiagnostics) {
+pub(crate) fn require(table: &ConfigTableReader<'_>) {
     if table.is_present() && !table.has(LISTEN) {
-        table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
+        table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::Environment;
     use crate::config::access::AccessConfig;
     use crate::config::access::AuthMethods;
     use crate::config::access::PasswordFile;
     use crate::config::listen_tls::PortTlsState;
     use crate::config::listen_tls::require_names;
+    use crate::config::table::read_file;
 
     const SSH: &str = "[ssh]\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\nauth = \"basic\"\n\
                        users = \"/ssh\"\nrules = [{ ports = [22] }]\n[module]\n";
@@ -68,21 +67,22 @@ mod tests {
 
     /// Returns the rules of `ssh` and of another module, and the errors and warnings.
     fn read(text: &str, proofs: AuthMethods) -> (AccessConfig, AccessConfig, Vec<String>) {
-        let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
-        let mut table = file.table("ssh", &mut report);
-        let ssh = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), &mut report);
-        table.finish(&mut report);
-        let mut table = file.table("module", &mut report);
-        if proofs.tls != PortTlsState::Unsupported {
-            table.ignore("client_ca", &mut report);
-        }
-        let module = AccessConfig::read(&mut table, proofs, &ssh, &mut report);
-        require_names(&table, &mut report);
-        let at = "0.0.0.0:1".parse().unwrap();
-        module.warn_if_open(table.key("listen"), at, proofs, "every node", &mut report);
-        table.finish(&mut report);
-        let reading = report.finish(text, ());
+        let reading = read_file(text, &Environment::default(), |file| {
+            let mut table = file.table("ssh");
+            let ssh = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default());
+            table.finish();
+            let mut table = file.table("module");
+            if proofs.tls != PortTlsState::Unsupported {
+                table.ignore("client_ca");
+            }
+            let module = AccessConfig::read(&mut table, proofs, &ssh);
+            require_names(&table);
+            let at = "0.0.0.0:1".parse().unwrap();
+            module.warn_if_open(table.key("listen"), at, proofs, "every node", &mut table.report());
+            table.finish();
+            (ssh, module)
+        });
+        let (ssh, module) = reading.settings;
         let errors = reading.errors.iter().map(ToString::to_string);
         (ssh, module, errors.chain(reading.warnings.iter().map(ToString::to_string)).collect())
     }

@@ -104,14 +104,14 @@ pub(crate) enum PortTlsState {
 impl ListenerTlsConfig {
     /// Reads the keys of a table without TLS by default, and records the values in effect. Returns `None` if they set
     /// no TLS, or after an error, which is recorded.
-    pub(crate) fn read(table: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> Option<Self> {
-        let keys: TlsConfigKeys = table.fields(report);
-        require_pair(table, report);
+    pub(crate) fn read(table: &mut ConfigTableReader<'_>) -> Option<Self> {
+        let keys: TlsConfigKeys = table.fields();
+        require_pair(table);
         if table.has("client_ca") && !table.has("cert") {
             let expected = "set cert and key, because clients present certificates only over TLS";
-            table.error("client_ca", Some("set, but cert is not".to_owned()), expected, report);
+            table.error("client_ca", Some("set, but cert is not".to_owned()), expected);
         }
-        table.record(&keys, report);
+        table.record(&keys);
         let TlsConfigKeys { cert, key, client_ca } = keys;
         Some(Self { table: table.key(""), cert: cert?, key: key?, client_ca })
     }
@@ -143,36 +143,32 @@ impl PortTlsState {
 }
 
 /// Records an error if a table has a certificate without its key, or the other way round.
-pub(crate) fn require_pair(table: &ConfigTableReader<'_>, report: &mut ConfigDiagnostics) {
+pub(crate) fn require_pair(table: &ConfigTableReader<'_>) {
     for (given, other) in [("cert", "key"), ("key", "cert")] {
         if table.has(given) && !table.has(other) {
-            table.error(other, None, "a certificate needs its key; set both files", report);
+            table.error(other, None, "a certificate needs its key; set both files");
         }
     }
 }
 
 /// Records an error if a listener requests certificates, and does not say whose.
-pub(crate) fn require_names(table: &ConfigTableReader<'_>, report: &mut ConfigDiagnostics) {
+pub(crate) fn require_names(table: &ConfigTableReader<'_>) {
     if table.has("client_ca") && !table.has("names") {
         let expected = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
                       [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
-        table.error("names", None, expected, report);
+        table.error("names", None, expected);
     }
 }
 
-pub(super) fn names(
-    table: &mut ConfigTableReader<'_>,
-    tls: PortTlsState,
-    report: &mut ConfigDiagnostics,
-) -> Vec<CertificateGlob> {
+pub(super) fn names(table: &mut ConfigTableReader<'_>, tls: PortTlsState) -> Vec<CertificateGlob> {
     if tls == PortTlsState::Unsupported {
         return Vec::new();
     }
-    let keys: NameConfigKeys = table.fields(report);
+    let keys: NameConfigKeys = table.fields();
     if keys.names.is_some() && tls != (PortTlsState::On { client_certificate: true }) {
         let expected = "no certificate is requested; set client_ca to the CA that signs them";
-        table.error("names", Some("set, but client_ca is not".to_owned()), expected, report);
+        table.error("names", Some("set, but client_ca is not".to_owned()), expected);
     }
-    table.record(&keys, report);
+    table.record(&keys);
     keys.names.unwrap_or_default()
 }

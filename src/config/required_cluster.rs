@@ -1,8 +1,6 @@
 //! The cluster that a table requires.
 
-use crate::config::Environment;
 use crate::config::cluster::{ClusterSettings, reached};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 
 /// Returns the cluster if a table needs one. `key` is the key that needs it, for the error if there is none.
@@ -10,11 +8,9 @@ pub(crate) fn required_cluster(
     table: &ConfigTableReader<'_>,
     key: &'static str,
     is_needed: bool,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
 ) -> Option<ClusterSettings> {
-    let error = |why| table.error(key, Some("requires Kubernetes".to_owned()), why, report);
-    is_needed.then(|| reached(env).map_err(error).ok()).flatten()
+    let error = |why| table.error(key, Some("requires Kubernetes".to_owned()), why);
+    is_needed.then(|| reached(table.env).map_err(error).ok()).flatten()
 }
 
 /// The minimum in Kubernetes, in milliseconds.

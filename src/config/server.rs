@@ -14,10 +14,9 @@ use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{self, ByteSize, Millis};
-use crate::config::{self, DAY, Environment, MIN_MEMORY, WarningKind, access};
+use crate::config::{self, DAY, MIN_MEMORY, WarningKind, access};
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Networks, NodeGlob};
 use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
@@ -182,35 +181,31 @@ pub struct DirectConfig {
 /// Default maximum of bytes that sessions may reserve.
 pub const MEMORY: usize = 256 << 20;
 
-pub(crate) fn links(cloud: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> LinkListenerConfig {
-    let mut table = cloud.table("links", report);
-    let mut links: LinkListenerConfig = table.fields(report);
-    links.ports = AdminPorts::read(&mut table, report);
-    access::warn_trusted(&table, &links.proxy_protocol, report);
-    table.close(&links, report);
+pub(crate) fn links(cloud: &mut ConfigTableReader<'_>) -> LinkListenerConfig {
+    let mut table = cloud.table("links");
+    let mut links: LinkListenerConfig = table.fields();
+    links.ports = AdminPorts::read(&mut table);
+    access::warn_trusted(&table, &links.proxy_protocol);
+    table.close(&links);
     links
 }
 
-pub(crate) fn session(cloud: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> SessionConfig {
-    let mut table = cloud.table("session", report);
-    let mut session: SessionConfig = table.fields(report);
+pub(crate) fn session(cloud: &mut ConfigTableReader<'_>) -> SessionConfig {
+    let mut table = cloud.table("session");
+    let mut session: SessionConfig = table.fields();
     if !table.has("max_per_client") {
         session.max_per_client = session.max_sessions.div_ceil(CLIENTS);
     }
-    table.close(&session, report);
+    table.close(&session);
     session
 }
 
-pub(crate) fn edge_access(
-    cloud: &mut ConfigTableReader<'_>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> EdgeAccessConfig {
-    let access: EdgeAccessConfig = cloud.settings("edge_access", report);
-    let listed = env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
+pub(crate) fn edge_access(cloud: &mut ConfigTableReader<'_>) -> EdgeAccessConfig {
+    let access: EdgeAccessConfig = cloud.settings("edge_access");
+    let listed = cloud.env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
     if listed && !(access.targets.is_empty() && access.nodes.is_empty()) {
         let text = "SuperEdge's list of targets that edges may not reach is ignored; [server.edge_access] lists what they may reach";
-        report.warn("EDGE_NO_PROXY".to_owned(), WarningKind::Insecure, text);
+        cloud.report().warn("EDGE_NO_PROXY", WarningKind::Insecure, text);
     }
     access
 }

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 
 use crate::config::access::AccessConfig;
 use crate::config::admin_listener::{self, AdminConfig};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::csr::{self, EdgeCsrConfig};
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::plan::{ConfigPlan, add};
-use crate::config::table::ConfigTableReader;
+use crate::config::table::{ConfigTableReader, read_file};
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::edge::http_proxy::{self, EdgeProxyConfig};
 
@@ -48,9 +47,7 @@ impl EdgeConfig {
 
     /// Like [`Self::read`], but also returns a config that has errors, for further checks.
     pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
-        let mut report = ConfigDiagnostics::default();
-        let edge = Self::gather(text, env, &mut report);
-        report.finish(text, edge)
+        read_file(text, env, Self::gather)
     }
 
     /// Returns what a reload of another config does.
@@ -117,23 +114,21 @@ impl EdgeConfig {
         [("edge.uplink.ca".to_owned(), self.uplink.ca.clone())].into_iter().chain(operators).collect()
     }
 
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {
-        let mut file = ConfigTableReader::parse(text, env, report);
-        let mut table = file.table("edge", report);
-        config::other_role(&mut file, &table, "server", report);
-        let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
-        let csr = csr::csr(&mut table, node_ip, env, report);
-        let uplink = edge::uplink(&mut table, env, csr.is_some(), report);
+    pub(crate) fn gather(file: &mut ConfigTableReader<'_>) -> Self {
+        let env = file.env;
+        let mut table = file.table("edge");
+        config::other_role(file, &table, "server");
+        let node_ip = config::address(file, "NODE_IP", env.node_ip.as_deref());
+        let csr = csr::csr(&mut table, node_ip);
+        let uplink = edge::uplink(&mut table, csr.is_some());
         let ports = ("uplink.admin_listen", &uplink.ports);
-        let admin = admin_listener::admin(&mut table, "edge", ports, env, report);
-        let session = table.settings("session", report);
-        let allow = table.settings("allow", report);
-        let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
-        let target_tls = edge::target_tls(&mut table, report);
-        let http_proxy = http_proxy::read(&mut table, report);
-        for table in [table, file] {
-            table.finish(report);
-        }
+        let admin = admin_listener::admin(&mut table, "edge", ports);
+        let session = table.settings("session");
+        let allow = table.settings("allow");
+        let pod_ip = config::address(file, "POD_IP", env.pod_ip.as_deref());
+        let target_tls = edge::target_tls(&mut table);
+        let http_proxy = http_proxy::read(&mut table);
+        table.finish();
         let own = node_ip.into_iter().chain(pod_ip).collect();
         Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own, is_last_good: false }
     }

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::admission::http_proxy::NAME;
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen;
 use crate::config::listen_tls::PortTlsState;
 use crate::config::table::ConfigTableReader;
@@ -46,20 +45,17 @@ impl EdgeProxyConfig {
 }
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-pub(crate) fn read(
-    edge: &mut ConfigTableReader<'_>,
-    report: &mut ConfigDiagnostics,
-) -> Option<EdgeProxyConfig> {
-    let mut table = edge.table(NAME, report);
-    let mut proxy: EdgeProxyConfig = table.fields(report);
-    listen::require(&table, report);
+pub(crate) fn read(edge: &mut ConfigTableReader<'_>) -> Option<EdgeProxyConfig> {
+    let mut table = edge.table(NAME);
+    let mut proxy: EdgeProxyConfig = table.fields();
+    listen::require(&table);
     let methods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
-    proxy.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
+    proxy.access = AccessConfig::read(&mut table, methods, &AccessConfig::default());
     if let Some(at) = proxy.listen {
         let reached = "everything that [server.edge_access] allows this edge";
-        proxy.access.warn_if_open(table.key("listen"), at, methods, reached, report);
+        proxy.access.warn_if_open(table.key("listen"), at, methods, reached, &mut table.report());
     }
-    table.close_optional(&proxy, report);
+    table.close_optional(&proxy);
     proxy.listen.is_some().then_some(proxy)
 }
 
@@ -70,14 +66,13 @@ pub(crate) const KEY: &str = "edge.http_proxy";
 mod tests {
     use super::*;
     use crate::config::Environment;
+    use crate::config::table::read_file;
 
     fn read_edge_text(text: &str) -> (Option<EdgeProxyConfig>, Vec<String>) {
-        let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
-        let proxy = read(&mut file, &mut report);
-        let reading = report.finish(text, ());
+        let reading = read_file(text, &Environment::default(), read);
         let errors = reading.errors.iter().map(ToString::to_string);
-        (proxy, errors.chain(reading.warnings.iter().map(ToString::to_string)).collect())
+        let all = errors.chain(reading.warnings.iter().map(ToString::to_string)).collect();
+        (reading.settings, all)
     }
 
     #[test]

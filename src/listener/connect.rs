@@ -10,9 +10,7 @@ use crate::config::listen;
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::listener::{
-    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_proto::frame::SessionCategory;
@@ -47,29 +45,34 @@ pub struct ConnectConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "connect", by_address: false, read };
 
 /// Reads the table, and warns if the port is open to all clients.
-fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
-    let report = &mut *tables.report;
-    let mut connect: ConnectConfig = table.fields(report);
-    listen::require(&table, report);
-    connect.tls = ListenerTlsConfig::read(&mut table, report);
+fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> ListenerConfigs {
+    let mut connect: ConnectConfig = table.fields();
+    listen::require(&table);
+    connect.tls = ListenerTlsConfig::read(&mut table);
     let methods = AuthMethods { password: true, tls: PortTlsState::of(connect.tls.as_ref()) };
-    connect.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
-    listen_tls::require_names(&table, report);
+    connect.access = AccessConfig::read(&mut table, methods, &AccessConfig::default());
+    listen_tls::require_names(&table);
     if table.has("plain_listen") && !table.has("cert") {
         let expected = "set cert and key, or remove it, because listen is without TLS already";
-        table.error("plain_listen", Some("set, but cert is not".to_owned()), expected, report);
+        table.error("plain_listen", Some("set, but cert is not".to_owned()), expected);
     }
     if let Some(at) = connect.listen {
         let key = table.key("auth");
-        connect.access.warn_if_open(key, at, methods, "every node", report);
+        connect.access.warn_if_open(key, at, methods, "every node", &mut table.report());
     }
     if let Some(at) = connect.plain_listen {
         let methods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
-        connect.access.warn_if_open(table.key("plain_listen"), at, methods, "every node", report);
+        connect.access.warn_if_open(
+            table.key("plain_listen"),
+            at,
+            methods,
+            "every node",
+            &mut table.report(),
+        );
     }
-    connect.is_default = report.implied.contains(&table.key("listen"));
-    tables.inherited = connect.access.clone();
-    table.close_optional(&connect, report);
+    connect.is_default = table.report().implied.contains(&table.key("listen"));
+    *inherited = connect.access.clone();
+    table.close_optional(&connect);
     single(connect.listen.is_some().then_some(connect))
 }
 

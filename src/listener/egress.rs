@@ -11,9 +11,7 @@ use crate::config::listen::{self, ListenAddress};
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::listener::{
-    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::Networks;
@@ -90,28 +88,27 @@ impl ListenerConfig for EgressConfig {
 }
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
-    let report = &mut *tables.report;
-    let mut egress: EgressConfig = table.fields(report);
-    listen::require(&table, report);
+fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> ListenerConfigs {
+    let mut egress: EgressConfig = table.fields();
+    listen::require(&table);
     let is_socket = matches!(egress.listen, Some(ListenAddress::Unix(_)));
     let client_certificate = is_socket || egress.client_ca.is_some();
     let methods = AuthMethods { password: !is_socket, tls: PortTlsState::On { client_certificate } };
-    egress.access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
+    egress.access = AccessConfig::read(&mut table, methods, inherited);
     if is_socket {
         // Every process that may open its file has access, so keys that restrict clients are useless.
         for key in TCP_ONLY_KEYS.into_iter().filter(|key| table.has(key)) {
             let expected = "remove it; only the socket file's owner can connect, and without TLS";
-            table.error(key, Some("set, but listen is a Unix socket".to_owned()), expected, report);
+            table.error(key, Some("set, but listen is a Unix socket".to_owned()), expected);
         }
         (egress.access.allow_from, egress.access.proxy_protocol) = (None, Networks::default());
     } else {
-        listen_tls::require_names(&table, report);
+        listen_tls::require_names(&table);
     }
     if let Some(ListenAddress::Port(at)) = egress.listen {
-        egress.access.warn_if_open(table.key("listen"), at, methods, "every node", report);
+        egress.access.warn_if_open(table.key("listen"), at, methods, "every node", &mut table.report());
     }
-    table.close_optional(&egress, report);
+    table.close_optional(&egress);
     single(egress.listen.is_some().then_some(egress))
 }
 
@@ -124,17 +121,15 @@ mod tests {
     use std::any::Any;
 
     use super::*;
-    use crate::config::Environment;
-    use crate::config::diagnostics::ConfigDiagnostics;
+    use crate::config::table::read_file;
+    use crate::config::{Environment, ParsedConfig};
 
     fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
-        let (mut report, env) = (ConfigDiagnostics::default(), Environment::default());
-        let table = ConfigTableReader::parse(text, &env, &mut report).table("egress", &mut report);
-        let inherited = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
-        let egress = read(table, &mut ListenerConfigReader { inherited, env: &env, report: &mut report })
-            .pop()
-            .and_then(|egress| (egress.as_ref() as &dyn Any).downcast_ref().cloned());
-        let errors = report.finish(text, ()).errors;
+        let mut inherited = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
+        let ParsedConfig { mut settings, errors, .. } =
+            read_file(text, &Environment::default(), |file| read(file.table("egress"), &mut inherited));
+        let egress = settings.pop();
+        let egress = egress.and_then(|egress| (egress.as_ref() as &dyn Any).downcast_ref().cloned());
         (egress, errors.iter().map(ToString::to_string).collect())
     }
 

@@ -20,14 +20,11 @@ use crate::admission::forward::forward;
 use crate::admission::requests::credentials;
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::http::routing::RequestRoutingContext;
-use crate::listener::{
-    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::ports::{ConfigMapPorts, PortTarget};
@@ -82,13 +79,12 @@ pub struct NodePortConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, read };
 
 /// Reads the table.
-fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
-    let report = &mut *tables.report;
+fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> ListenerConfigs {
     let methods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
-    let mut http: HttpConfig = table.fields(report);
-    http.access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
-    warn_if_open(&table, &http.node_ports(), &http.access, methods, report);
-    table.close_optional(&http, report);
+    let mut http: HttpConfig = table.fields();
+    http.access = AccessConfig::read(&mut table, methods, inherited);
+    warn_if_open(&table, &http.node_ports(), &http.access, methods);
+    table.close_optional(&http);
     single((!http.ports.is_empty()).then_some(http))
 }
 
@@ -107,14 +103,13 @@ pub(crate) fn warn_if_open(
     ports: &[NodePortConfig],
     access: &AccessConfig,
     proofs: AuthMethods,
-    report: &mut ConfigDiagnostics,
 ) {
     if let Some(NodePortConfig { at, stands_for, .. }) = ports.first() {
         let reached = match ports.len() {
             1 => format!("{stands_for} at every node"),
             more => format!("{stands_for} at every node (other entries of this table: {})", more - 1),
         };
-        access.warn_if_open(table.key("ports"), *at, proofs, &reached, report);
+        access.warn_if_open(table.key("ports"), *at, proofs, &reached, &mut table.report());
     }
 }
 

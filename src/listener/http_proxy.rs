@@ -6,14 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::admission::http_proxy::{HttpProxyProtocol, NAME};
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::config::{Environment, WarningKind, listen};
-use crate::listener::{
-    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
-};
+use crate::config::{WarningKind, listen};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_proto::frame::SessionCategory;
@@ -39,33 +36,32 @@ pub struct HttpProxyConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: NAME, by_address: true, read };
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
-    let report = &mut *tables.report;
-    let mut proxy: HttpProxyConfig = table.fields(report);
-    listen::require(&table, report);
-    proxy.tls = ListenerTlsConfig::read(&mut table, report);
+fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> ListenerConfigs {
+    let mut proxy: HttpProxyConfig = table.fields();
+    listen::require(&table);
+    proxy.tls = ListenerTlsConfig::read(&mut table);
     let methods = AuthMethods { password: true, tls: PortTlsState::of(proxy.tls.as_ref()) };
-    proxy.access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
-    listen_tls::require_names(&table, report);
+    proxy.access = AccessConfig::read(&mut table, methods, inherited);
+    listen_tls::require_names(&table);
     if let Some(at) = proxy.listen {
-        proxy.access.warn_if_open(table.key("listen"), at, methods, "every node", report);
-        check_superedge_variables(&proxy.access, tables.env, report);
+        proxy.access.warn_if_open(table.key("listen"), at, methods, "every node", &mut table.report());
+        check_superedge_variables(&table, &proxy.access);
     }
-    table.close_optional(&proxy, report);
+    table.close_optional(&proxy);
     single(proxy.listen.is_some().then_some(proxy))
 }
 
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
 /// without the keys.
-fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &mut ConfigDiagnostics) {
-    if env.proxy_authorization.as_deref() == Some("true") && access.auth.is_none() {
+fn check_superedge_variables(table: &ConfigTableReader<'_>, access: &AccessConfig) {
+    if table.env.proxy_authorization.as_deref() == Some("true") && access.auth.is_none() {
         let expected =
             "it requires passwords; set auth = \"basic\" and users in [server.http_proxy], or unset it";
-        report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), expected);
+        table.report().error("PROXY_AUTHORIZATION", Some("true".to_owned()), expected);
     }
-    if env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
+    if table.env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
         let text = "SuperEdge's list of targets that clients may not reach is ignored; set in rules what they may reach";
-        report.warn("CLOUD_PROXY".to_owned(), WarningKind::Insecure, text);
+        table.report().warn("CLOUD_PROXY", WarningKind::Insecure, text);
     }
 }
 
@@ -91,21 +87,19 @@ mod tests {
     use std::any::Any;
 
     use super::*;
+    use crate::config::Environment;
+    use crate::config::table::read_file;
 
     fn read_text(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
-        let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
-        let table = file.table("http_proxy", &mut report);
-        let inherited = AccessConfig::default();
-        let proxy = read(table, &mut ListenerConfigReader { inherited, env, report: &mut report }).pop();
+        let mut inherited = AccessConfig::default();
+        let reading = read_file(text, env, |file| read(file.table("http_proxy"), &mut inherited).pop());
         let listen = |proxy: std::sync::Arc<dyn ListenerConfig>| {
             let proxy: &HttpProxyConfig = (proxy.as_ref() as &dyn Any).downcast_ref().unwrap();
             proxy.listen.unwrap().to_string()
         };
-        let reading = report.finish(text, ());
         let errors = reading.errors.iter().map(ToString::to_string);
         let read_text = errors.chain(reading.warnings.iter().map(ToString::to_string)).collect();
-        (proxy.map(listen), read_text)
+        (reading.settings.map(listen), read_text)
     }
 
     #[test]

@@ -10,7 +10,6 @@ use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::WarningKind;
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
@@ -19,9 +18,7 @@ use crate::listener::http::{
     NodePortConfig, NodePortProtocol, NodePorts, bind, by_text, node_ports, warn_if_open,
 };
 use crate::listener::passthrough::Passthrough;
-use crate::listener::{
-    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::startup::tls_files::{FileKind, NamedFile};
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::CertificateGlob;
@@ -119,16 +116,15 @@ pub(crate) enum Mode {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };
 
 /// Reads the table.
-fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
-    let report = &mut *tables.report;
-    let mut https: HttpsConfig = table.fields(report);
+fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> ListenerConfigs {
+    let mut https: HttpsConfig = table.fields();
     let passthrough = https.mode == Mode::Passthrough;
     let ports = https.node_ports();
     if let Some(port) = ports.iter().find(|port| passthrough && port.stands_for == PortTarget::Host) {
         let part = format!(".\"{}\"", port.at.port());
         let expected = "set the target that each node dials; the Host cannot be read in this mode";
         let found = "\"host\", but mode is \"passthrough\"".to_owned();
-        table.error_in("ports", &part, found, expected, report);
+        table.error_in("ports", &part, found, expected);
     }
     // In passthrough mode the target ends the TLS, so no client proves anything to this server.
     let requests_certificates = !passthrough && https.client_ca.is_some();
@@ -137,37 +133,32 @@ fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>)
     // A certificate without use does no harm. A client_ca without use looks like protection, so it is an error.
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are ignored: in this mode clients speak TLS with the target";
-        report.warn(table.key("mode"), WarningKind::Unexpected, text);
+        table.warn("mode", WarningKind::Unexpected, text);
     }
     if passthrough && table.has("client_ca") {
         let found = Some("set, but mode is \"passthrough\"".to_owned());
         let expected = "let the target request certificates; in this mode clients speak TLS with it";
-        table.error("client_ca", found, expected, report);
+        table.error("client_ca", found, expected);
     }
-    https.access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
+    https.access = AccessConfig::read(&mut table, proofs, inherited);
     if requests_certificates {
-        listen_tls::require_names(&table, report);
+        listen_tls::require_names(&table);
     }
     let names = &https.access.names;
     let named = !names.is_empty() && !names.iter().any(CertificateGlob::matches_everything);
-    check_target_keys(&table, &https, requests_certificates && named, report);
-    warn_if_open(&table, &ports, &https.access, proofs, report);
-    table.close_optional(&https, report);
+    check_target_keys(&table, &https, requests_certificates && named);
+    warn_if_open(&table, &ports, &https.access, proofs);
+    table.close_optional(&https);
     single((!ports.is_empty()).then_some(https))
 }
 
 /// Checks the keys for TLS to targets. `proved` is true if only some clients are accepted, by their certificates.
-fn check_target_keys(
-    table: &ConfigTableReader<'_>,
-    keys: &HttpsConfig,
-    proved: bool,
-    report: &mut ConfigDiagnostics,
-) {
+fn check_target_keys(table: &ConfigTableReader<'_>, keys: &HttpsConfig, proved: bool) {
     let insecure = keys.target_insecure_skip_verify;
     for given in ["target_key", "target_ca", "target_insecure_skip_verify"] {
         let is_off = given == "target_insecure_skip_verify" && !insecure;
         if table.has(given) && !is_off && !table.has("target_cert") {
-            table.error("target_cert", None, format!("{given} is set; set the certificate too"), report);
+            table.error("target_cert", None, format!("{given} is set; set the certificate too"));
         }
     }
     if !table.has("target_cert") {
@@ -178,16 +169,16 @@ fn check_target_keys(
             Some("set, but client_ca or names is missing, or names accepts any certificate".to_owned());
         let expected = "set client_ca and names to the clients that may use it; it may have rights over every node, so it is not \
                       presented for clients identified only by address";
-        table.error("target_cert", found, expected, report);
+        table.error("target_cert", found, expected);
     }
     if keys.target_ca.is_none() && !insecure {
         let expected =
             "set the CA that signs targets' certificates, or set target_insecure_skip_verify = true";
-        table.error("target_ca", None, expected, report);
+        table.error("target_ca", None, expected);
     }
     if insecure {
         let text = "targets are not verified: anyone between an edge and a target can impersonate the target";
-        report.warn(table.key("target_insecure_skip_verify"), WarningKind::Insecure, text);
+        table.warn("target_insecure_skip_verify", WarningKind::Insecure, text);
     }
 }
 

@@ -28,9 +28,7 @@ use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::intercept::presence::InterceptedAddresses;
-use crate::listener::{
-    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::paths::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
@@ -104,19 +102,18 @@ pub struct MarkBits {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "intercept", by_address: true, read };
 
 /// Reads the table.
-fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
-    let report = &mut *tables.report;
-    let env = tables.env;
-    let mut intercept: InterceptConfig = table.fields(report);
-    if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks", report) {
+fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> ListenerConfigs {
+    let env = table.env;
+    let mut intercept: InterceptConfig = table.fields();
+    if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks") {
         let found = table.has("networks").then(|| "an empty list".to_owned());
         let expected = "list the networks of edge nodes' addresses, as in networks = [\"10.0.0.0/16\"]: \
                       nothing else is intercepted";
-        table.error("networks", found, expected, report);
+        table.error("networks", found, expected);
     }
     // There is no load balancer between the kernel and its listeners.
-    let default = AccessConfig { proxy_protocol: Networks::default(), ..tables.inherited.clone() };
-    intercept.access = AccessConfig::read(&mut table, AUTH_METHODS, &default, report);
+    let default = AccessConfig { proxy_protocol: Networks::default(), ..inherited.clone() };
+    intercept.access = AccessConfig::read(&mut table, AUTH_METHODS, &default);
     let InterceptConfig { access, forwarded_networks, .. } = &intercept;
     if !forwarded_networks.is_empty() {
         let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), intercept.port.0);
@@ -130,12 +127,12 @@ fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>)
             at,
             AUTH_METHODS,
             "the intercepted ports of all edge nodes",
-            report,
+            &mut table.report(),
         );
     }
-    intercept.host_ip = config::address("HOST_IP", env.host_ip.as_deref(), report);
+    intercept.host_ip = config::address(&table, "HOST_IP", env.host_ip.as_deref());
     intercept.pod_ip = env.pod_ip.as_deref().and_then(|ip| ip.parse().ok());
-    table.close_optional(&intercept, report);
+    table.close_optional(&intercept);
     single((!intercept.networks.is_empty()).then_some(intercept))
 }
 

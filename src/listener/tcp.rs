@@ -18,13 +18,10 @@ use tracing::warn;
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::listener::tcp::range::ListenPortRange;
-use crate::listener::{
-    BoundPort, ListenerConfig, ListenerConfigReader, ListenerConfigs, ListenerKind, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::canonical_ip;
@@ -81,14 +78,12 @@ pub struct TcpTarget {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, read };
 
 /// Reads the table. Its keys are addresses, as in SuperEdge.
-fn read(mut table: ConfigTableReader<'_>, tables: &mut ListenerConfigReader<'_>) -> ListenerConfigs {
-    let report = &mut *tables.report;
-    let inherited = &tables.inherited;
+fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> ListenerConfigs {
     let mut listeners: Vec<TcpListenerConfig> = Vec::new();
-    for (name, entry) in table.named(TARGET, report) {
-        listeners.extend(listener(&name, entry, inherited, &listeners, report));
+    for (name, entry) in table.named(TARGET) {
+        listeners.extend(listener(&name, entry, inherited, &listeners));
     }
-    table.finish(report);
+    table.finish();
     listeners.into_iter().flat_map(|listener| single(Some(listener))).collect()
 }
 
@@ -98,15 +93,14 @@ fn listener(
     mut table: ConfigTableReader<'_>,
     inherited: &AccessConfig,
     earlier: &[TcpListenerConfig],
-    report: &mut ConfigDiagnostics,
 ) -> Option<TcpListenerConfig> {
     let ports = ports(name, earlier);
     if let Err(expected) = &ports {
-        table.name_error(name, expected, report);
+        table.name_error(name, expected);
     }
-    let keys: TcpConfigKeys = table.fields(report);
+    let keys: TcpConfigKeys = table.fields();
     if !table.has(TARGET) {
-        table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"", report);
+        table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"");
     }
     if let (Ok(ports), Some(to)) = (&ports, &keys.target)
         && ports.last_target(&to.target).is_none()
@@ -116,10 +110,10 @@ fn listener(
              target port, or a shorter range",
             ports.count()
         );
-        table.error(TARGET, Some(format!("port {}", to.target.port)), expected, report);
+        table.error(TARGET, Some(format!("port {}", to.target.port)), expected);
     }
-    let access = AccessConfig::read(&mut table, AUTH_METHODS, inherited, report);
-    table.record(&keys, report);
+    let access = AccessConfig::read(&mut table, AUTH_METHODS, inherited);
+    table.record(&keys);
     let listener = ports.ok().zip(keys.target).map(|(ports, to)| TcpListenerConfig {
         ports,
         key: table.path().to_owned(),
@@ -132,9 +126,9 @@ fn listener(
             1 => to.to_string(),
             count => format!("{to} (other ports of this range: {})", count - 1),
         };
-        access.warn_if_open(key.clone(), ports.first(), AUTH_METHODS, &reached, report);
+        access.warn_if_open(key.clone(), ports.first(), AUTH_METHODS, &reached, &mut table.report());
     }
-    table.finish(report);
+    table.finish();
     listener
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_listener::{self, AdminConfig};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::node_names::{self, NodeNameSettings};
 use crate::config::kubernetes::ports::{self, NodePortsConfig};
 use crate::config::kubernetes::{self, ServerCsrConfig, ServiceAccountConfig};
@@ -18,9 +17,9 @@ use crate::config::server::invitations::{self, InvitationConfig, InvitationStore
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig};
-use crate::config::table::ConfigTableReader;
+use crate::config::table::{ConfigTableReader, read_file};
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
-use crate::listener::{LISTENERS, ListenerConfig, ListenerConfigReader, ListenerKind, http, https};
+use crate::listener::{LISTENERS, ListenerConfig, ListenerKind, http, https};
 use crate::startup::tls_files::FileKind;
 use tunnel_base::policy::ports::PortTarget;
 
@@ -78,8 +77,12 @@ pub(crate) struct ConfiguredListener {
 
 impl ConfiguredListener {
     /// Reads the values of a table that was just read.
-    fn new(kind: &'static ListenerKind, config: Arc<dyn ListenerConfig>, report: &ConfigDiagnostics) -> Self {
-        let mut values = report.effective.get(config.access().0).cloned().unwrap_or_default();
+    fn new(
+        kind: &'static ListenerKind,
+        config: Arc<dyn ListenerConfig>,
+        file: &ConfigTableReader<'_>,
+    ) -> Self {
+        let mut values = file.report().effective.get(config.access().0).cloned().unwrap_or_default();
         for key in AccessConfig::LIVE_KEYS {
             values.remove(key);
         }
@@ -110,26 +113,23 @@ impl ServerConfig {
 
     /// Like [`Self::read`], but also returns a config that has errors, for further checks.
     pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
-        let mut report = ConfigDiagnostics::default();
-        let config = Self::gather(text, env, &mut report);
-        report.finish(text, config)
+        read_file(text, env, Self::gather)
     }
 
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {
-        let mut file = ConfigTableReader::parse(text, env, report);
-        let mut table = file.table("server", report);
-        config::other_role(&mut file, &table, "edge", report);
-        let links = server::links(&mut table, report);
-        let clients = clients::read(&mut table, report);
-        let mut tables = ListenerConfigReader { inherited: AccessConfig::default(), env, report };
+    pub(crate) fn gather(file: &mut ConfigTableReader<'_>) -> Self {
+        let env = file.env;
+        let mut table = file.table("server");
+        config::other_role(file, &table, "edge");
+        let links = server::links(&mut table);
+        let clients = clients::read(&mut table);
+        let mut inherited = AccessConfig::default();
         let mut listeners = Vec::new();
         for kind in LISTENERS {
-            let table = table.table(kind.name, tables.report);
-            for config in (kind.read)(table, &mut tables) {
-                listeners.push(ConfiguredListener::new(kind, config, tables.report));
+            for config in (kind.read)(table.table(kind.name), &mut inherited) {
+                listeners.push(ConfiguredListener::new(kind, config, file));
             }
         }
-        let (dns, peers) = peers::read(&mut table, env, report);
+        let (dns, peers) = peers::read(&mut table);
         // A port that forwards to the port of a request's Host.
         let by_host = |kind: &str| {
             let listener = listeners.iter().find(|listener| listener.kind.name == kind)?;
@@ -142,30 +142,28 @@ impl ServerConfig {
         let ports = ("links.admin_listen", &links.ports);
         let published = (dns.publish == PublishTo::ConfigMap).then_some(&dns.configmap);
         let settings = Self {
-            admin: admin_listener::admin(&mut table, "server", ports, env, report),
+            admin: admin_listener::admin(&mut table, "server", ports),
             links,
             clients,
-            tls: table.settings("tls", report),
-            ports: ports::node_ports(&mut table, http, https, env, report),
+            tls: table.settings("tls"),
+            ports: ports::node_ports(&mut table, http, https),
             listeners,
-            session: server::session(&mut table, report),
-            node_names: node_names::node_names(&mut table, published, &dns.zone, env, report),
+            session: server::session(&mut table),
+            node_names: node_names::node_names(&mut table, published, &dns.zone),
             dns,
             peers,
-            invitations: invitations::read(&mut table, env, report),
-            csr: kubernetes::csr(&mut table, env, report),
-            service_account: kubernetes::service_account(&mut table, env, report),
-            direct: table.settings("direct", report),
-            edge_access: server::edge_access(&mut table, env, report),
+            invitations: invitations::read(&mut table),
+            csr: kubernetes::csr(&mut table),
+            service_account: kubernetes::service_account(&mut table),
+            direct: table.settings("direct"),
+            edge_access: server::edge_access(&mut table),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
-            pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),
-            addresses: addresses::read(&mut table, by_address, env, report),
+            pod_ip: config::address(file, "POD_IP", env.pod_ip.as_deref()),
+            addresses: addresses::read(&mut table, by_address),
         };
         // At the end, when a key that nothing has read is an unknown one.
-        for table in [table, file] {
-            table.finish(report);
-        }
+        table.finish();
         settings
     }
 

@@ -10,6 +10,7 @@ mod schema;
 #[cfg(feature = "superedge")]
 mod superedge;
 
+use std::cell::RefCell;
 use std::fmt::Write;
 use std::net::IpAddr;
 
@@ -19,11 +20,11 @@ use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen_tls::TlsVersion;
 use crate::config::server::LinkListenerConfig;
+use crate::config::table::ConfigTableReader;
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::{ConfigErrors, Environment, ProxyVariables, SecretString, Warning, WarningKind, removed};
 use crate::listener::ListenerConfig;
 use crate::listener::connect::ConnectConfig;
@@ -194,31 +195,30 @@ fn documented(text: &str) -> Vec<String> {
 }
 
 /// Returns the known keys of our mode, without tables.
-fn known(report: ConfigDiagnostics, ours: &str) -> Vec<String> {
+fn known<T>(text: &str, gather: fn(&mut ConfigTableReader<'_>) -> T, ours: &str) -> Vec<String> {
+    let report = RefCell::default();
+    gather(&mut ConfigTableReader::parse(text, &Environment::default(), &report));
+    let known = report.into_inner().known;
     // A name chosen by the user is in quotes, and may contain dots.
     let table = |key: &String| match key.strip_suffix('"') {
         Some(named) => Some(named.rsplit_once(".\"")?.0.to_owned()),
         None => Some(key.rsplit_once('.')?.0.to_owned()),
     };
-    let tables: Vec<String> = report.known.iter().filter_map(table).collect();
+    let tables: Vec<String> = known.iter().filter_map(table).collect();
     let leaf =
         |key: &String| key.starts_with(ours) && !tables.contains(key) && *key != ours.trim_end_matches('.');
-    report.known.into_iter().filter(leaf).collect()
+    known.into_iter().filter(leaf).collect()
 }
 
 #[test]
 fn every_known_key_is_documented_and_every_documented_key_is_known() {
-    let mut report = ConfigDiagnostics::default();
     let named = "[server.tcp.\"[::]:6443\"]\n";
-    ServerConfig::gather(&ssh(named), &Environment::default(), &mut report);
-    let mut keys = (known(report, "server."), documented(CLOUD));
+    let mut keys = (known(&ssh(named), ServerConfig::gather, "server."), documented(CLOUD));
     keys.0.sort();
     keys.1.sort();
     assert_eq!(keys.0, keys.1);
 
-    let mut report = ConfigDiagnostics::default();
-    EdgeConfig::gather("", &Environment::default(), &mut report);
-    let mut keys = (known(report, "edge."), documented(EDGE));
+    let mut keys = (known("", EdgeConfig::gather, "edge."), documented(EDGE));
     keys.0.sort();
     keys.1.sort();
     assert_eq!(keys.0, keys.1);

@@ -7,9 +7,7 @@ use std::time::Duration;
 use educe::Educe;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Environment;
 use crate::config::cluster::ClusterSettings;
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::required_cluster::{MAX_LIFETIME, MIN_LIFETIME, required_cluster};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{self, Millis};
@@ -44,15 +42,10 @@ pub struct EdgeCsrConfig {
 }
 
 /// Reads `[edge.csr]`. Returns `None` if the token alone identifies this edge.
-pub(crate) fn csr(
-    edge: &mut ConfigTableReader<'_>,
-    node_ip: Option<IpAddr>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<EdgeCsrConfig> {
-    let mut table = edge.table("csr", report);
-    let csr: EdgeCsrConfig = table.fields(report);
-    let cluster = required_cluster(&table, "enabled", csr.enabled, env, report);
-    table.close(&csr, report);
+pub(crate) fn csr(edge: &mut ConfigTableReader<'_>, node_ip: Option<IpAddr>) -> Option<EdgeCsrConfig> {
+    let mut table = edge.table("csr");
+    let csr: EdgeCsrConfig = table.fields();
+    let cluster = required_cluster(&table, "enabled", csr.enabled);
+    table.close(&csr);
     Some(EdgeCsrConfig { cluster: cluster?, node_ip, ..csr })
 }

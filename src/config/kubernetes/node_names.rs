@@ -4,9 +4,7 @@ use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::ports::NAMESPACE;
 use crate::config::required_cluster::required_cluster;
 use crate::config::table::ConfigTableReader;
@@ -83,27 +81,25 @@ pub(crate) fn node_names(
     cloud: &mut ConfigTableReader<'_>,
     published: Option<&String>,
     zone: &str,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
 ) -> Option<NodeNameSettings> {
-    let mut table = cloud.table("node_names", report);
-    let names: NodeNameSettings = table.fields(report);
+    let mut table = cloud.table("node_names");
+    let names: NodeNameSettings = table.fields();
     if !table.is_present() {
         return None;
     }
-    let cluster = required_cluster(&table, "configmap", true, env, report);
+    let cluster = required_cluster(&table, "configmap", true);
     // Two writers of one ConfigMap would undo each other's changes.
     if published == Some(&names.configmap) {
         let found = Some(format!("{:?}, which publish of [server.dns] writes", names.configmap));
-        table.error("configmap", found, "use a separate ConfigMap", report);
+        table.error("configmap", found, "use a separate ConfigMap");
     }
     let is_to_server = names.resolve_to == ResolveTo::Server;
     let holders = published.filter(|_| is_to_server && zone.is_empty()).cloned();
     if is_to_server && holders.is_none() {
         let expected = "requires publish = \"configmap\" of [server.dns], without a zone";
-        table.error("resolve_to", Some("\"server\"".to_owned()), expected, report);
+        table.error("resolve_to", Some("\"server\"".to_owned()), expected);
     }
-    table.close(&names, report);
+    table.close(&names);
     Some(NodeNameSettings { cluster: cluster?, holders, ..names })
 }
 

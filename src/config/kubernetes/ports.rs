@@ -3,9 +3,7 @@
 use educe::Educe;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::required_cluster::required_cluster;
 use crate::config::table::ConfigTableReader;
 
@@ -54,22 +52,20 @@ pub(crate) fn node_ports(
     cloud: &mut ConfigTableReader<'_>,
     http: Option<u16>,
     https: Option<u16>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
 ) -> Option<NodePortsConfig> {
-    let mut table = cloud.table("node_ports", report);
-    let ports: NodePortsConfig = table.fields(report);
+    let mut table = cloud.table("node_ports");
+    let ports: NodePortsConfig = table.fields();
     if !table.is_present() {
         return None;
     }
-    let cluster = required_cluster(&table, "configmap", true, env, report);
+    let cluster = required_cluster(&table, "configmap", true);
     if ports.service.is_some() && http.is_none() && https.is_none() {
         let found = Some("set, but it has no port to route to".to_owned());
         let expected = "route a port of [server.http] or [server.https] by Host: ports = { \
                       \"10264\" = \"host\" }";
-        table.error("service", found, expected, report);
+        table.error("service", found, expected);
     }
-    table.close(&ports, report);
+    table.close(&ports);
     Some(NodePortsConfig { cluster: cluster?, http, https, ..ports })
 }
 

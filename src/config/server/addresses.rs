@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use tunnel_base::policy::Network;
 use tunnel_proto::names::NodeName;
@@ -41,25 +39,20 @@ pub struct AddressSettings {
 }
 
 /// Reads `[server.addresses]`. `by_address` is true if a listener's clients name targets by address.
-pub(crate) fn read(
-    cloud: &mut ConfigTableReader<'_>,
-    by_address: bool,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> AddressSettings {
-    let mut table = cloud.table("addresses", report);
-    let mut addresses: AddressSettings = table.fields(report);
+pub(crate) fn read(cloud: &mut ConfigTableReader<'_>, by_address: bool) -> AddressSettings {
+    let mut table = cloud.table("addresses");
+    let mut addresses: AddressSettings = table.fields();
     let is_set = table.has("kubernetes");
     if addresses.kubernetes || by_address && !is_set {
-        match cluster::reached(env) {
+        match cluster::reached(cloud.env) {
             Ok(cluster) => addresses.cluster = Some(cluster),
-            Err(why) if is_set => table.error("kubernetes", Some("true".to_owned()), why, report),
+            Err(why) if is_set => table.error("kubernetes", Some("true".to_owned()), why),
             // A default that finds no cluster is no error.
             Err(_) => {}
         }
     }
     addresses.kubernetes = addresses.cluster.is_some();
-    table.close(&addresses, report);
+    table.close(&addresses);
     addresses
 }
 

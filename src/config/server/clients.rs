@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::config;
 use crate::config::access::{self, AccessConfig};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{self, Millis};
@@ -78,21 +77,21 @@ pub struct UserAccessConfig {
 pub const TABLE: &str = "server.clients";
 
 /// Reads the table.
-pub(crate) fn read(server: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> UserAccessConfig {
-    let mut table = server.table("clients", report);
-    let keys: ClientConfigKeys = table.fields(report);
-    listen_tls::require_names(&table, report);
+pub(crate) fn read(server: &mut ConfigTableReader<'_>) -> UserAccessConfig {
+    let mut table = server.table("clients");
+    let keys: ClientConfigKeys = table.fields();
+    listen_tls::require_names(&table);
     if table.has("names") && !table.has("client_ca") {
         let expected = "no certificate is requested; set client_ca to the CA that signs them";
-        table.error("names", Some("set, but client_ca is not".to_owned()), expected, report);
+        table.error("names", Some("set, but client_ca is not".to_owned()), expected);
     }
     for (key, rules) in [("rules", &keys.rules), ("ceiling", &keys.ceiling)] {
         if let Some(rules) = rules {
-            access::check_rule_users(&table, key, rules, keys.client_ca.is_some(), report);
+            access::check_rule_users(&table, key, rules, keys.client_ca.is_some());
         }
     }
     let links_need_grant = !table.is_present();
-    table.close_optional(&keys, report);
+    table.close_optional(&keys);
     let ClientConfigKeys { allow_from, rules, admins, ceiling, max_admin_grant, client_ca, names } = keys;
     // Without rules, other listeners allow everything.
     let closed = |rules: Rules| if rules.is_empty() { Rules::none() } else { rules };

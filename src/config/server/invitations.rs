@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use educe::Educe;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTableReader;
 
@@ -58,26 +56,22 @@ pub enum InvitationStoreKind {
 }
 
 /// Reads the table.
-pub(crate) fn read(
-    cloud: &mut ConfigTableReader<'_>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> InvitationConfig {
-    let mut table = cloud.table("invitations", report);
-    let mut invitations: InvitationConfig = table.fields(report);
+pub(crate) fn read(cloud: &mut ConfigTableReader<'_>) -> InvitationConfig {
+    let mut table = cloud.table("invitations");
+    let mut invitations: InvitationConfig = table.fields();
     let is_etcd = invitations.store == InvitationStoreKind::Etcd;
-    invitations.etcd = registry::etcd(&mut table, is_etcd, ETCD_PREFIX, report);
+    invitations.etcd = registry::etcd(&mut table, is_etcd, ETCD_PREFIX);
     match invitations.store {
         InvitationStoreKind::File if !table.has("file") => {
-            table.error("file", None, "set a file on a disk that all servers share", report);
+            table.error("file", None, "set a file on a disk that all servers share");
         }
-        InvitationStoreKind::Secret => match cluster::reached(env) {
+        InvitationStoreKind::Secret => match cluster::reached(cloud.env) {
             Ok(cluster) => invitations.cluster = Some(cluster),
-            Err(why) => table.error("store", Some("requires Kubernetes".to_owned()), why, report),
+            Err(why) => table.error("store", Some("requires Kubernetes".to_owned()), why),
         },
         InvitationStoreKind::None | InvitationStoreKind::File | InvitationStoreKind::Etcd => {}
     }
-    table.close(&invitations, report);
+    table.close(&invitations);
     invitations
 }
 

@@ -8,9 +8,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use tokio_rustls::rustls::pki_types::DnsName;
 
-use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTableReader;
 use tunnel_proto::names::{Host, Target};
@@ -72,37 +70,33 @@ pub struct PeerConfigKey {
 }
 
 /// Reads `[server.dns]` and `[server.peers]`.
-pub(crate) fn read(
-    cloud: &mut ConfigTableReader<'_>,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> (DnsConfig, PeerConfig) {
-    let mut dns_table = cloud.table("dns", report);
-    let mut table = cloud.table("peers", report);
-    let reached = cluster::reached(env);
-    let dns = registry::read(&mut dns_table, reached.as_ref().err().copied(), report);
-    let mut peers: PeerConfig = table.fields(report);
+pub(crate) fn read(cloud: &mut ConfigTableReader<'_>) -> (DnsConfig, PeerConfig) {
+    let mut dns_table = cloud.table("dns");
+    let mut table = cloud.table("peers");
+    let reached = cluster::reached(cloud.env);
+    let dns = registry::read(&mut dns_table, reached.as_ref().err().copied());
+    let mut peers: PeerConfig = table.fields();
     if let Err(why) = reached
         && peers.kubernetes_service.is_some()
     {
-        table.error("kubernetes_service", Some("requires Kubernetes".to_owned()), why, report);
+        table.error("kubernetes_service", Some("requires Kubernetes".to_owned()), why);
     }
     let publishes = dns.publish != PublishTo::None;
     let is_used = dns.publish == PublishTo::ConfigMap || peers.kubernetes_service.is_some();
     peers.cluster = reached.ok().filter(|_| is_used);
-    if (publishes || peers.cluster.is_some()) && env.pod_ip.as_ref().is_none_or(String::is_empty) {
+    if (publishes || peers.cluster.is_some()) && cloud.env.pod_ip.as_ref().is_none_or(String::is_empty) {
         let expected = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
-        report.error("POD_IP", None, expected);
+        cloud.report().error("POD_IP", None, expected);
     }
-    peers.named = peers.key(report);
+    peers.named = peers.key(cloud);
     // Publishing and a zone imply several servers.
     peers.several = dns_table.has("resolvers")
         || peers.named.is_some()
         || publishes
         || !dns.zone.is_empty()
         || peers.cluster.is_some();
-    dns_table.close(&dns, report);
-    table.close(&peers, report);
+    dns_table.close(&dns);
+    table.close(&peers);
     (dns, peers)
 }
 
@@ -115,14 +109,14 @@ impl PeerConfig {
     }
 
     /// Returns the key that names peers, if any does.
-    fn key(&self, report: &ConfigDiagnostics) -> Option<PeerConfigKey> {
+    fn key(&self, table: &ConfigTableReader<'_>) -> Option<PeerConfigKey> {
         let key = match self {
             Self { addresses, .. } if !addresses.is_empty() => "server.peers.addresses",
             Self { dns_name: Some(_), .. } => "server.peers.dns_name",
             Self { cluster: Some(_), kubernetes_service: Some(_), .. } => "server.peers.kubernetes_service",
             _ => return None,
         };
-        Some(PeerConfigKey { key, must_link: !report.implied.contains(key) })
+        Some(PeerConfigKey { key, must_link: !table.report().implied.contains(key) })
     }
 }
 

@@ -9,7 +9,6 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::config::cluster;
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use tunnel_base::policy::NodeGlob;
@@ -141,51 +140,42 @@ pub struct EtcdEndpoint {
 }
 
 /// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
-pub(crate) fn read(
-    table: &mut ConfigTableReader<'_>,
-    why: Option<&str>,
-    report: &mut ConfigDiagnostics,
-) -> DnsConfig {
-    let mut dns: DnsConfig = table.fields(report);
-    dns.etcd = etcd(table, dns.publish == PublishTo::Etcd, PREFIX, report);
+pub(crate) fn read(table: &mut ConfigTableReader<'_>, why: Option<&str>) -> DnsConfig {
+    let mut dns: DnsConfig = table.fields();
+    dns.etcd = etcd(table, dns.publish == PublishTo::Etcd, PREFIX);
     if dns.publish == PublishTo::Hosts && !table.has("hosts_file") {
-        table.error("hosts_file", None, "set the hosts file that CoreDNS reads", report);
+        table.error("hosts_file", None, "set the hosts file that CoreDNS reads");
     }
     if let Some(why) = why
         && dns.publish == PublishTo::ConfigMap
     {
-        table.error("publish", Some("requires Kubernetes".to_owned()), why, report);
+        table.error("publish", Some("requires Kubernetes".to_owned()), why);
     }
     dns
 }
 
 /// Reads the keys of an etcd. `above` is the default prefix.
-pub(crate) fn etcd(
-    table: &mut ConfigTableReader<'_>,
-    used: bool,
-    above: &str,
-    report: &mut ConfigDiagnostics,
-) -> EtcdSettings {
-    let mut table = table.table("etcd", report);
-    let mut etcd: EtcdSettings = table.fields(report);
+pub(crate) fn etcd(table: &mut ConfigTableReader<'_>, used: bool, above: &str) -> EtcdSettings {
+    let mut table = table.table("etcd");
+    let mut etcd: EtcdSettings = table.fields();
     if etcd.prefix.is_empty() {
         etcd.prefix = above.to_owned();
     }
-    if used && etcd.endpoints.is_empty() && !table.is_wrong("endpoints", report) {
-        table.error("endpoints", None, "list etcd's members: [\"https://10.0.0.5:2379\"]", report);
+    if used && etcd.endpoints.is_empty() && !table.is_wrong("endpoints") {
+        table.error("endpoints", None, "list etcd's members: [\"https://10.0.0.5:2379\"]");
     }
     if !table.has("ca") && etcd.endpoints.iter().any(|member| member.tls) {
         let expected = "an https:// member requires the CA that signed its certificate";
-        table.error("ca", None, expected, report);
+        table.error("ca", None, expected);
     }
     for (one, other) in
         [("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")]
     {
         if table.has(one) && !table.has(other) {
-            table.error(other, None, format!("{one} is useless without it"), report);
+            table.error(other, None, format!("{one} is useless without it"));
         }
     }
-    table.close(&etcd, report);
+    table.close(&etcd);
     etcd
 }
 
