@@ -23,7 +23,7 @@ use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::listener::http::routing::RequestRoutingContext;
+use crate::listener::http::routing::NodePortRouter;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
@@ -180,14 +180,15 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
                 return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
             }
             let policy = context.policy.load();
-            let routing = RequestRoutingContext {
+            let router = NodePortRouter {
+                port: self,
                 server_name: server_name.as_deref(),
                 may_name_target: policy.is_trusted_proxy(&proof, from),
                 default_port,
                 zone: &context.zone,
                 addresses: &context.addresses,
             };
-            let Some((node, target)) = self.route(head, &routing)? else {
+            let Some((node, target)) = router.route(head)? else {
                 return Err(if self.is_tls { Denial::NoNodeInHost } else { Denial::NoHost });
             };
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })

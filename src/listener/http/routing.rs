@@ -20,8 +20,9 @@ use tunnel_base::policy::ports::{KUBELET, PortTarget};
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_proto::names::{Host, NodeName, Target};
 
-/// What routing needs besides the request's head, at a node port with or without TLS.
-pub(crate) struct RequestRoutingContext<'a> {
+/// A router of a client's requests at a node port, with or without TLS.
+pub(crate) struct NodePortRouter<'a> {
+    pub(crate) port: &'a NodePortProtocol,
     /// The server name (SNI) of the client's TLS connection; `None` without TLS.
     pub(crate) server_name: Option<&'a str>,
     /// Whether the client may choose node and target by headers.
@@ -55,7 +56,7 @@ impl AccessPolicy {
     }
 }
 
-impl NodePortProtocol {
+impl NodePortRouter<'_> {
     /// Returns the node and target of a request, or `None` if nothing in it names a node.
     ///
     /// A trusted client may name the node and the target by headers. Otherwise the first match determines the node:
@@ -68,58 +69,48 @@ impl NodePortProtocol {
     ///
     /// For exec, attach and port-forward, kube-apiserver sends its own Host header. It sends a server name only if it
     /// verifies kubelets' certificates.
-    pub(crate) fn route(
-        &self,
-        head: &Parts,
-        routing: &RequestRoutingContext<'_>,
-    ) -> Result<Option<(NodeName, Target)>, Denial> {
+    pub(crate) fn route(&self, head: &Parts) -> Result<Option<(NodeName, Target)>, Denial> {
         let tunnel_host = single_header(&head.headers, &TUNNEL_HOST)?;
         let dest = single_header(&head.headers, &TUNNEL_DEST)?;
-        if (tunnel_host.is_some() || dest.is_some()) && !routing.may_name_target {
+        if (tunnel_host.is_some() || dest.is_some()) && !self.may_name_target {
             return Err(Denial::Forbidden(UNTRUSTED_HEADERS.to_owned()));
         }
-        if dest.is_some() && self.stands_for != PortTarget::Host {
+        if dest.is_some() && self.port.stands_for != PortTarget::Host {
             return Err(Denial::Forbidden(DEST_NOT_ALLOWED.to_owned()));
         }
-        let header_node =
-            tunnel_host.map(|tunnel_host| self.node_of_header(&tunnel_host, routing)).transpose()?;
+        let header_node = tunnel_host.map(|tunnel_host| self.node_of_header(&tunnel_host)).transpose()?;
         let named = dest.map(|dest| HostHeader { exact: true, ..dest }).or_else(|| host(&head.headers));
         let found = match header_node {
             Some(node) => Some((node, true)),
-            None => self.node(head.uri.path(), named.as_ref(), routing)?,
+            None => self.node(head.uri.path(), named.as_ref())?,
         };
         let Some((node, is_named)) = found else { return Ok(None) };
-        let target = match &self.stands_for {
+        let target = match &self.port.stands_for {
             PortTarget::Target(target) => target.clone(),
-            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), routing)?,
+            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named))?,
         };
         Ok(Some((node, target)))
     }
 
     /// Returns the node, and whether the named host belongs to it. A host named by a header must be dialled exactly, so
     /// it always belongs: to the node of that host or, without one, to the node that the rest of the request names.
-    fn node(
-        &self,
-        path: &str,
-        named: Option<&HostHeader>,
-        routing: &RequestRoutingContext<'_>,
-    ) -> Result<Option<(NodeName, bool)>, Denial> {
+    fn node(&self, path: &str, named: Option<&HostHeader>) -> Result<Option<(NodeName, bool)>, Denial> {
         let of_host = match named.map(|named| &named.host) {
-            Some(Host::Ip(ip)) => routing.addresses.node_at(*ip)?.map(|(node, _)| node),
-            Some(host @ Host::Name(_)) => routing.node_by_name(host),
+            Some(Host::Ip(ip)) => self.addresses.node_at(*ip)?.map(|(node, _)| node),
+            Some(host @ Host::Name(_)) => self.node_by_name(host),
             None => None,
         };
         let is_name = matches!(named, Some(HostHeader { host: Host::Name(_), .. }));
-        if let Some(node) = of_host.as_ref().filter(|node| is_name && self.finder.knows(node)) {
+        if let Some(node) = of_host.as_ref().filter(|node| is_name && self.port.finder.knows(node)) {
             return Ok(Some((node.clone(), true)));
         }
-        let sni = routing.server_name.and_then(|name| name.parse().ok());
-        let other = sni.and_then(|name| routing.node_by_name(&name)).or_else(|| {
+        let sni = self.server_name.and_then(|name| name.parse().ok());
+        let other = sni.and_then(|name| self.node_by_name(&name)).or_else(|| {
             let (namespace, server) = pod_of_path(path)?;
-            routing.addresses.node_of_pod(namespace, server)
+            self.addresses.node_of_pod(namespace, server)
         });
         let is_fit = |node: &NodeName| other.as_ref().is_none_or(|other| other == node);
-        let of_host = of_host.or_else(|| self.finder.node_named_by_address(&named?.host).filter(is_fit));
+        let of_host = of_host.or_else(|| self.port.finder.node_named_by_address(&named?.host).filter(is_fit));
         if let Some(HostHeader { exact: true, .. }) = named {
             return Ok(of_host.or(other).map(|node| (node, true)));
         }
@@ -128,17 +119,13 @@ impl NodePortProtocol {
     }
 
     /// Returns the node that a header names by its name or address.
-    fn node_of_header(
-        &self,
-        tunnel_host: &HostHeader,
-        routing: &RequestRoutingContext<'_>,
-    ) -> Result<NodeName, Denial> {
+    fn node_of_header(&self, tunnel_host: &HostHeader) -> Result<NodeName, Denial> {
         let Host::Ip(ip) = tunnel_host.host else {
-            return Ok(routing.zone.node(tunnel_host.host.to_string().parse()?));
+            return Ok(self.zone.node(tunnel_host.host.to_string().parse()?));
         };
-        let known = routing.addresses.node_at(ip)?.map(|(node, _)| node);
-        known.or_else(|| self.finder.node_named_by_address(&tunnel_host.host)).ok_or_else(|| {
-            let port = tunnel_host.port.unwrap_or(routing.default_port);
+        let known = self.addresses.node_at(ip)?.map(|(node, _)| node);
+        known.or_else(|| self.port.finder.node_named_by_address(&tunnel_host.host)).ok_or_else(|| {
+            let port = tunnel_host.port.unwrap_or(self.default_port);
             Denial::NoNode(Target { host: Host::Ip(ip), port })
         })
     }
@@ -147,16 +134,11 @@ impl NodePortProtocol {
     ///
     /// A listed port is dialled on loopback, other ports at the node's own address or at the requested address behind
     /// the node. `named` is `None` for a request that names something other than the node; it goes to the kubelet.
-    fn of_node(
-        &self,
-        node: &NodeName,
-        named: Option<&HostHeader>,
-        routing: &RequestRoutingContext<'_>,
-    ) -> Result<Target, Denial> {
+    fn of_node(&self, node: &NodeName, named: Option<&HostHeader>) -> Result<Target, Denial> {
         let [kubelet, _] = KUBELET;
-        let port = named.map_or(kubelet, |named| named.port.unwrap_or(routing.default_port));
-        let on_loopback = self.ports.borrow().is_on_loopback(port);
-        let ip = match routing.requested_ip(node, named)? {
+        let port = named.map_or(kubelet, |named| named.port.unwrap_or(self.default_port));
+        let on_loopback = self.port.ports.borrow().is_on_loopback(port);
+        let ip = match self.requested_ip(node, named)? {
             // Dialling the unspecified address means dialling loopback.
             Some((ip, is_own)) if on_loopback && (is_own || ip.is_unspecified()) => {
                 Ipv4Addr::LOCALHOST.into()
@@ -164,7 +146,7 @@ impl NodePortProtocol {
             Some((ip, _)) => ip,
             None if on_loopback => Ipv4Addr::LOCALHOST.into(),
             None => {
-                let known = routing.addresses.address_of(node);
+                let known = self.addresses.address_of(node);
                 known.ok_or_else(|| LocateError::NoAddress(node.clone()))?
             }
         };
@@ -175,9 +157,7 @@ impl NodePortProtocol {
         }
         Ok(Target { host: Host::Ip(ip), port })
     }
-}
 
-impl RequestRoutingContext<'_> {
     /// Returns the node of that name, which may be a name in the zone.
     fn node_by_name(&self, host: &Host) -> Option<NodeName> {
         host.node().map(|name| self.zone.node(name))

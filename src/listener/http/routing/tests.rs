@@ -76,9 +76,9 @@ impl Site {
             ports,
         };
         let (zone, addresses) = (&self.zone, &self.addresses);
-        let routing =
-            RequestRoutingContext { server_name, may_name_target, default_port: 80, zone, addresses };
-        match port.route(head, &routing) {
+        let port = &port;
+        let router = NodePortRouter { port, server_name, may_name_target, default_port: 80, zone, addresses };
+        match router.route(head) {
             Ok(Some((node, target))) => format!("{target} at {}", node.as_str().to_lowercase()),
             Ok(None) => "-".to_owned(),
             Err(denial) => format!("{} {denial}", denial.status().as_u16()),
