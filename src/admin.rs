@@ -29,7 +29,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::header::ACCEPT;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Either, Full, Limited};
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -44,7 +44,9 @@ use crate::admin::page::{PageViewers, live_page};
 use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{json, method_not_allowed, not_found, plain_text, text};
+use crate::admin::responses::{
+    AdminResponse, json, method_not_allowed, not_found, plain_text, read_body, text,
+};
 use crate::admin::status::StatusResponse;
 use crate::admin::status::collect::WallClock;
 use crate::session_io::judged::JudgedSessions;
@@ -117,7 +119,7 @@ pub trait AdminProcess: fmt::Debug + Send + Sync {
         admin: &'a AdminContext,
         request: Request<Incoming>,
         requester: &'a AdminRequester,
-    ) -> BoxFuture<'a, Response<Full<Bytes>>>;
+    ) -> BoxFuture<'a, AdminResponse>;
 }
 
 /// The kind of an admin port of a process, which decides the paths that it serves. Who may request a path depends on the
@@ -358,7 +360,7 @@ impl AdminContext {
         &self,
         request: Request<Incoming>,
         requester: &AdminRequester,
-    ) -> Response<Full<Bytes>> {
+    ) -> AdminResponse {
         let read = READS.contains(request.method());
         let post = *request.method() == Method::POST;
         match request.uri().path() {
@@ -384,11 +386,7 @@ impl AdminContext {
     }
 
     /// Sets the log level like SuperEdge, with its texts and statuses, including 406.
-    async fn set_level(
-        &self,
-        request: Request<Incoming>,
-        requester: &AdminRequester,
-    ) -> Response<Full<Bytes>> {
+    async fn set_level(&self, request: Request<Incoming>, requester: &AdminRequester) -> AdminResponse {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
@@ -397,14 +395,12 @@ impl AdminContext {
             return plain_text(StatusCode::FORBIDDEN, LEVEL_AT_SOCKET);
         }
         // Limited in time and size, because the client may be anyone who reaches the port.
-        let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
-        let Ok(Ok(body)) = body.await else {
+        let Some(body) = read_body(request, BODY_BYTES).await else {
             return plain_text(
                 StatusCode::BAD_REQUEST,
                 "failed set klog.logging.verbosity: the body is missing or too long\n",
             );
         };
-        let body = body.to_bytes();
         let value = String::from_utf8_lossy(&body);
         let value = value.trim();
         let set = go_parse_int(value).and_then(|v| match &self.level {
@@ -428,7 +424,7 @@ impl AdminContext {
 }
 
 /// Returns the response of `/readyz`: whether the process is ready, and the conditions that are not met.
-pub(crate) fn ready(readiness: &Readiness) -> Response<Full<Bytes>> {
+pub(crate) fn ready(readiness: &Readiness) -> AdminResponse {
     match readiness.check() {
         Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
         Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble())),
@@ -439,7 +435,7 @@ pub(crate) fn ready(readiness: &Readiness) -> Response<Full<Bytes>> {
 pub(super) fn metrics<B>(
     request: &Request<B>,
     encode: impl FnOnce(ExpositionFormat) -> String,
-) -> Response<Full<Bytes>> {
+) -> AdminResponse {
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let form = ExpositionFormat::from_accept(accept.unwrap_or_default());
     text(StatusCode::OK, encode(form), form.content_type())
@@ -482,9 +478,6 @@ pub(crate) const LEVEL_BODY: &str = "hint: send only the level as the body, for 
 const POST_ONLY: &str = "only supports POST method\n";
 /// SuperEdge's text for any other method.
 const READ_ONLY: &str = "only supports GET method\n";
-
-/// Timeout for a body of a few bytes.
-pub(super) const BODY_TIME: Duration = Duration::from_secs(5);
 
 /// Maximum length of that body in bytes: any 32-bit number, with some space around it.
 const BODY_BYTES: usize = 64;

@@ -5,11 +5,9 @@ use std::sync::{Arc, OnceLock};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 
-use crate::admin::BODY_TIME;
-use crate::admin::responses::{AdminAnswer, plain_text, text};
+use crate::admin::responses::{AdminAnswer, plain_text, read_body, text};
 
 /// Returns what a config with this text would do, as JSON, or why it cannot be used.
 type PlanFn = dyn Fn(String) -> BoxFuture<'static, Result<String, String>> + Send + Sync;
@@ -30,14 +28,13 @@ impl ConfigPlanner {
     }
 
     pub(crate) async fn answer(&self, request: Request<Incoming>) -> AdminAnswer {
-        let body = Limited::new(request.into_body(), CONFIG_BYTES).collect();
-        let Ok(Ok(body)) = tokio::time::timeout(BODY_TIME, body).await else {
+        let Some(body) = read_body(request, CONFIG_BYTES).await else {
             return Err(plain_text(StatusCode::BAD_REQUEST, "the config is missing or too long\n"));
         };
         let Some(plan) = self.0.get() else {
             return Err(plain_text(StatusCode::SERVICE_UNAVAILABLE, "the program is starting\n"));
         };
-        let planned = plan(String::from_utf8_lossy(&body.to_bytes()).into_owned()).await;
+        let planned = plan(String::from_utf8_lossy(&body).into_owned()).await;
         let why = |why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n"));
         planned.map(|plan| text(StatusCode::OK, plan, "application/json")).map_err(why)
     }

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
+use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
 
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{method_not_allowed, not_found, plain_text};
+use crate::admin::responses::{AdminResponse, method_not_allowed, not_found, plain_text};
 use crate::admin::status::{LinkStatus, StatusResponse};
 use crate::admin::{AdminContext, AdminProcess, READ_ONLY};
 use crate::paths::uplinks::Uplinks;
@@ -39,7 +37,7 @@ impl AdminProcess for Uplinks {
         _: &'a AdminContext,
         request: Request<Incoming>,
         _: &'a AdminRequester,
-    ) -> BoxFuture<'a, Response<Full<Bytes>>> {
+    ) -> BoxFuture<'a, AdminResponse> {
         let answer = match request.uri().path() {
             "/edge/healthz" if *request.method() != Method::GET => method_not_allowed("GET", READ_ONLY),
             "/edge/healthz" if self.is_linked() => plain_text(StatusCode::OK, ""),

@@ -4,16 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use http_body_util::Full;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{Span, info_span};
 
 use crate::admin::readiness::Readiness;
-use crate::admin::responses::{not_found, plain_text};
+use crate::admin::responses::{AdminResponse, not_found, plain_text};
 use crate::admin::{AdminBody, CONNECTIONS, accept_limits, ready, serve_connection};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -70,7 +68,7 @@ impl ConnectionHandler for HealthHandler {
 }
 
 impl HealthHandler {
-    fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+    fn answer(&self, path: &str) -> AdminResponse {
         match path {
             "/livez" if self.pulse.is_alive() => plain_text(StatusCode::OK, "ok\n"),
             "/livez" => plain_text(StatusCode::SERVICE_UNAVAILABLE, "work stalled; restart the process\n"),

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
@@ -13,7 +12,7 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::Full;
 
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::plain_text;
+use crate::admin::responses::{AdminResponse, plain_text};
 use crate::admin::{AdminBody, AdminContext};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::Source;
@@ -48,7 +47,7 @@ impl AdminContext {
         requester: &AdminRequester,
         head: &HeaderMap,
         private: bool,
-    ) -> Result<AdminRequester, Response<Full<Bytes>>> {
+    ) -> Result<AdminRequester, AdminResponse> {
         match requester.check_access(head, private) {
             Ok(()) => Ok(requester.clone()),
             Err(why) => self.authenticate_person(requester, head).await.map_err(|denied| {
@@ -67,7 +66,7 @@ impl AdminContext {
         &self,
         requester: &AdminRequester,
         head: &HeaderMap,
-    ) -> Result<AdminRequester, Response<Full<Bytes>>> {
+    ) -> Result<AdminRequester, AdminResponse> {
         let AdminRequester::Address(ip, certificate) = requester else { return Ok(requester.clone()) };
         if let Some(viewers) = &self.viewers {
             match (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
@@ -117,7 +116,7 @@ impl AdminContext {
 }
 
 /// Returns the live page. Its script and style have a random nonce that injected text cannot know.
-pub(crate) fn live_page() -> Response<Full<Bytes>> {
+pub(crate) fn live_page() -> AdminResponse {
     let nonce = format!("{:032x}", rand::random::<u128>());
     let mut answer = Response::new(Full::new(PAGE.replace("{{nonce}}", &nonce).into()));
     let policy = format!(

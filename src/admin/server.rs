@@ -9,17 +9,15 @@ pub(crate) mod nodes;
 use std::convert::identity;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
+use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::DNS_CONDITION;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{json, method_not_allowed, not_found, plain_text};
+use crate::admin::responses::{AdminResponse, json, method_not_allowed, not_found, plain_text};
 use crate::admin::server::invitations::{invite, leave, list, revoke};
 use crate::admin::server::nodes::scrape_targets;
 use crate::admin::status::collect::MAX_SESSIONS;
@@ -141,7 +139,7 @@ impl AdminProcess for ServerAdmin {
         admin: &'a AdminContext,
         request: Request<Incoming>,
         requester: &'a AdminRequester,
-    ) -> BoxFuture<'a, Response<Full<Bytes>>> {
+    ) -> BoxFuture<'a, AdminResponse> {
         Box::pin(self.answer_of_server(admin, request, requester))
     }
 }
@@ -152,7 +150,7 @@ impl ServerAdmin {
         admin: &AdminContext,
         request: Request<Incoming>,
         requester: &AdminRequester,
-    ) -> Response<Full<Bytes>> {
+    ) -> AdminResponse {
         let get = *request.method() == Method::GET;
         let post = *request.method() == Method::POST;
         match request.uri().path() {

@@ -1,13 +1,11 @@
 //! Grants, given and revoked through the admin socket of a server, or over the link of an admin.
 
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use http_body_util::Full;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 
 use crate::admin::grants::GrantRequest;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{AdminAnswer, json, plain_text, read_json};
+use crate::admin::responses::{AdminAnswer, AdminResponse, json, plain_text, read_json};
 use crate::admin::server::ServerAdmin;
 use crate::admin::server::invitations::{enrolment_error, no_invitations};
 use crate::invitations::GrantSelection;
@@ -15,7 +13,7 @@ use tunnel_base::policy::grants::{FOR_EVER, Grant};
 use tunnel_base::unix_time::now;
 
 /// Returns the response to `GET /grants`: those that have not ended, also those of newer servers.
-pub(crate) fn list(server: &ServerAdmin) -> Response<Full<Bytes>> {
+pub(crate) fn list(server: &ServerAdmin) -> AdminResponse {
     json(&server.enrolment.get().map_or_else(Vec::new, |enrolment| enrolment.live_grants()))
 }
 

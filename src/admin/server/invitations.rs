@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use http_body_util::Full;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use serde::Deserialize;
 
@@ -13,7 +11,7 @@ use crate::admin::invitations::{
     InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
 };
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{AdminAnswer, json, plain_text, read_json};
+use crate::admin::responses::{AdminAnswer, AdminResponse, json, plain_text, read_json};
 use crate::enrolment::{NewInvitation, SharedEnrolments};
 use crate::invitations::invitee::Invitee;
 use tunnel_proto::names::{Target, UserDevice};
@@ -135,7 +133,7 @@ async fn parse_request<'a>(
     enrolment: Option<&'a Arc<SharedEnrolments>>,
     request: Request<Incoming>,
     requester: &AdminRequester,
-) -> Result<(&'a Arc<SharedEnrolments>, Option<Invitee>, InvitationRequest), Response<Full<Bytes>>> {
+) -> Result<(&'a Arc<SharedEnrolments>, Option<Invitee>, InvitationRequest), AdminResponse> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
     let wish: InvitationRequest = read_json(request).await?;
     let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
@@ -145,12 +143,12 @@ async fn parse_request<'a>(
     Ok((enrolment, subject, wish))
 }
 
-pub(super) fn no_invitations() -> Response<Full<Bytes>> {
+pub(super) fn no_invitations() -> AdminResponse {
     let why =
         "this server takes no invitations; set store in [server.invitations] of the config of each server\n";
     plain_text(StatusCode::NOT_FOUND, why)
 }
 
-pub(super) fn enrolment_error(why: &str) -> Response<Full<Bytes>> {
+pub(super) fn enrolment_error(why: &str) -> AdminResponse {
     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }

@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 
 use crate::admin::requester::{AdminRequester, LinkedUser};
-use crate::admin::responses::{not_found, plain_text};
+use crate::admin::responses::{AdminResponse, not_found, plain_text};
 use crate::admin::{AdminContext, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
@@ -54,11 +54,7 @@ impl AdminContext {
     }
 
     /// Returns the response to a request, and logs both.
-    async fn answer_linked(
-        &self,
-        request: Request<Incoming>,
-        user: Arc<LinkedUser>,
-    ) -> Response<Full<Bytes>> {
+    async fn answer_linked(&self, request: Request<Incoming>, user: Arc<LinkedUser>) -> AdminResponse {
         let method = request.method().clone();
         let path = request.uri().path().to_owned();
         let answer = match path.as_str() {
@@ -90,7 +86,7 @@ impl AdminContext {
 }
 
 /// Returns a response whose body is complete, and has at most `most` bytes.
-async fn bounded(answer: Response<Full<Bytes>>, most: usize) -> Response<Bytes> {
+async fn bounded(answer: AdminResponse, most: usize) -> Response<Bytes> {
     let (head, body) = answer.into_parts();
     let Ok(body) = body.collect().await.map(Collected::to_bytes);
     if body.len() <= most {
