@@ -189,10 +189,7 @@ impl StartupErrorCollector {
         if self.is_check || !self.is_given(key) {
             return Err(NotPrepared);
         }
-        UnixAccept::bind(path).map_err(|error| {
-            self.error(StartupErrorKind::Port, key, error.to_string());
-            NotPrepared
-        })
+        self.collect(StartupErrorKind::Port, &[key], UnixAccept::bind(path))
     }
 
     /// Like [`Self::bind_local`], for the admin socket. Returns `None` if no key names it and no directory is
@@ -296,11 +293,8 @@ impl StartupErrorCollector {
 
     fn bind_error(&mut self, key: &str, error: &BindError) -> NotPrepared {
         let denied = error.cause.kind() == io::ErrorKind::PermissionDenied;
-        self.error(
-            if denied { StartupErrorKind::Permission } else { StartupErrorKind::Port },
-            key,
-            error.to_string(),
-        );
+        let kind = if denied { StartupErrorKind::Permission } else { StartupErrorKind::Port };
+        self.error(kind, key, error.to_string());
         NotPrepared
     }
 }

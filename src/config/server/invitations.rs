@@ -7,6 +7,7 @@ use educe::Educe;
 use serde::{Deserialize, Serialize};
 
 use crate::config::cluster::{self, ClusterSettings};
+use crate::config::required_cluster::required_cluster;
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTableReader;
 
@@ -61,16 +62,11 @@ pub(crate) fn read(cloud: &mut ConfigTableReader<'_>) -> InvitationConfig {
     let mut invitations: InvitationConfig = table.fields();
     let is_etcd = invitations.store == InvitationStoreKind::Etcd;
     invitations.etcd = registry::etcd(&mut table, is_etcd, ETCD_PREFIX);
-    match invitations.store {
-        InvitationStoreKind::File if !table.has("file") => {
-            table.error("file", None, "set a file on a disk that all servers share");
-        }
-        InvitationStoreKind::Secret => match cluster::reached(cloud.env) {
-            Ok(cluster) => invitations.cluster = Some(cluster),
-            Err(why) => table.error("store", Some("requires Kubernetes".to_owned()), why),
-        },
-        InvitationStoreKind::None | InvitationStoreKind::File | InvitationStoreKind::Etcd => {}
+    if invitations.store == InvitationStoreKind::File && !table.has("file") {
+        table.error("file", None, "set a file on a disk that all servers share");
     }
+    let is_secret = invitations.store == InvitationStoreKind::Secret;
+    invitations.cluster = required_cluster(&table, "store", is_secret);
     table.close(&invitations);
     invitations
 }

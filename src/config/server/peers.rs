@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio_rustls::rustls::pki_types::DnsName;
 
 use crate::config::cluster::{self, ClusterSettings};
+use crate::config::required_cluster::required_cluster;
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTableReader;
 use tunnel_proto::names::{Host, Target};
@@ -73,17 +74,12 @@ pub struct PeerConfigKey {
 pub(crate) fn read(cloud: &mut ConfigTableReader<'_>) -> (DnsConfig, PeerConfig) {
     let mut dns_table = cloud.table("dns");
     let mut table = cloud.table("peers");
-    let reached = cluster::reached(cloud.env);
-    let dns = registry::read(&mut dns_table, reached.as_ref().err().copied());
+    let dns = registry::read(&mut dns_table);
     let mut peers: PeerConfig = table.fields();
-    if let Err(why) = reached
-        && peers.kubernetes_service.is_some()
-    {
-        table.error("kubernetes_service", Some("requires Kubernetes".to_owned()), why);
-    }
     let publishes = dns.publish != PublishTo::None;
-    let is_used = dns.publish == PublishTo::ConfigMap || peers.kubernetes_service.is_some();
-    peers.cluster = reached.ok().filter(|_| is_used);
+    let by_dns = required_cluster(&dns_table, "publish", dns.publish == PublishTo::ConfigMap);
+    let by_service = required_cluster(&table, "kubernetes_service", peers.kubernetes_service.is_some());
+    peers.cluster = by_dns.or(by_service);
     if (publishes || peers.cluster.is_some()) && cloud.env.pod_ip.as_ref().is_none_or(String::is_empty) {
         let expected = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
         cloud.report().error("POD_IP", None, expected);

@@ -139,17 +139,12 @@ pub struct EtcdEndpoint {
     pub at: Target,
 }
 
-/// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
-pub(crate) fn read(table: &mut ConfigTableReader<'_>, why: Option<&str>) -> DnsConfig {
+/// Reads `[server.dns]`. The caller closes the table.
+pub(crate) fn read(table: &mut ConfigTableReader<'_>) -> DnsConfig {
     let mut dns: DnsConfig = table.fields();
     dns.etcd = etcd(table, dns.publish == PublishTo::Etcd, PREFIX);
     if dns.publish == PublishTo::Hosts && !table.has("hosts_file") {
         table.error("hosts_file", None, "set the hosts file that CoreDNS reads");
-    }
-    if let Some(why) = why
-        && dns.publish == PublishTo::ConfigMap
-    {
-        table.error("publish", Some("requires Kubernetes".to_owned()), why);
     }
     dns
 }
