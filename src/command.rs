@@ -99,6 +99,9 @@ impl CommandError {
     }
 }
 
+/// What a command returns: by default its text for the terminal.
+pub type CommandResult<T = String> = Result<T, CommandError>;
+
 /// Returns a command's output as JSON for programs.
 pub(crate) fn json(output: &impl Serialize) -> String {
     // None of the types has a value that JSON lacks.
@@ -535,7 +538,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
 /// # Errors
 ///
 /// Returns an error if the directory, or a file in it, cannot be written.
-pub fn man(dir: &Path) -> Result<String, CommandError> {
+pub fn man(dir: &Path) -> CommandResult {
     let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Args::command(), dir));
     let failed = |cause| format!("cannot write man pages into {}: {cause}", dir.display());
     written.map(|()| String::new()).map_err(|cause: io::Error| CommandError::cannot_write(failed(cause)))

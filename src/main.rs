@@ -5,8 +5,8 @@ use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
 use tunnel::command::proxy::{self, ProxyArgs};
 use tunnel::command::serve::{self, DaemonArgs, ReadConfig};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, completions, connect, device, exit_code, grants,
-    invitations, is_wrong, join, migrate, sessions, ssh, status,
+    self, Args, Command, CommandError, CommandResult, Format, Role, completions, connect, device, exit_code,
+    grants, invitations, is_wrong, join, migrate, sessions, ssh, status,
 };
 use tunnel::config::{ConfigError, Environment};
 use tunnel::startup::signals::Signals;
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         }
         #[cfg(all(feature = "server", feature = "edge"))]
         Command::Demo { check, listeners } => return run_demo(check, &listeners),
-        Command::Doctor(command_args) => return diagnose(&command_args),
+        Command::Doctor(command_args) => return diagnose(&command_args, env),
         Command::Config(ConfigCommand::Show { config, output }) => config::show(&config, output, &env),
         #[cfg(feature = "server")]
         Command::Approve(command_args) => approve(&command_args, &env),
@@ -97,8 +97,8 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
     let config = args.config(role);
     info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
     args.warn_of_ignored();
-    let kubeconfig = args.kubeconfig.as_deref();
-    let settings = serve::read(role, &config, kubeconfig, variable, &mut startup);
+    let env = Environment { kubeconfig: args.kubeconfig.clone(), ..Environment::read(variable) };
+    let settings = serve::read(role, &config, &env, &mut startup);
     let refused = match runtime(role) {
         Ok(runtime) => {
             let mut served = runtime.block_on(serve(settings, startup, logs.level.clone()));
@@ -110,7 +110,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
                 && errors
                     .iter()
                     .all(|found| !matches!(found.kind, StartupErrorKind::LogFiles | StartupErrorKind::Port))
-                && let Some(copy) = serve::read_copy(&config, kubeconfig, variable, &mut startup)
+                && let Some(copy) = serve::read_copy(&config, &env, &mut startup)
             {
                 report(errors, &config, "starting from the last good copy of this config");
                 served = runtime.block_on(serve(copy, startup, logs.level.clone()));
@@ -134,7 +134,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
         // The person who started it reads stderr.
         LoggingGuard::on_stderr(args.log_format == Format::Json, || report(&refused, &config, "not started"));
     }
-    refused.most_severe().map_or(ExitCode::FAILURE, exit)
+    refused.most_severe().map_or(ExitCode::FAILURE, |kind| code(kind).into())
 }
 
 /// Starts logging. A log directory that cannot be used is only a warning with SuperEdge's command line, whose manifests
@@ -173,10 +173,10 @@ fn check(
     };
     let logs = LoggingGuard::start(LogSettings { json: output == Format::Json, ..LogSettings::default() });
     let mut startup = StartupErrorCollector::checking();
-    let kubeconfig = command_args.kubeconfig.as_deref();
+    let own = Environment { kubeconfig: command_args.kubeconfig.clone(), ..env.clone() };
     let checked = in_runtime(async {
         for role in &file.roles {
-            let read = serve::read(*role, &file.path, kubeconfig, variable, &mut startup);
+            let read = serve::read(*role, &file.path, &own, &mut startup);
             if let Ok((settings, _)) = read {
                 settings.check(&mut startup);
             }
@@ -193,12 +193,11 @@ fn check(
             Format::Json => info!(config = %file.path.display(), errors = 0, "config has no errors"),
         }
         let Some(old) = diff else { return ExitCode::SUCCESS };
-        let kubeconfig = command_args.kubeconfig.clone();
-        return print_result(in_runtime(config::diff(&file, old, kubeconfig, env, output)));
+        return print_result(in_runtime(config::diff(&file, old, &own, output)));
     };
     report(&errors, &file.path, "config has errors");
     drop(logs);
-    exit(most_severe_kind)
+    code(most_severe_kind).into()
 }
 
 /// Logs one line for each error, and one for all.
@@ -211,10 +210,6 @@ fn report(faults: &StartupErrors, config: &Path, outcome: &str) {
         error!(key, config = file, line, "{text}");
     }
     error!(config = %config.display(), errors = faults.iter().count(), "{outcome}");
-}
-
-fn exit(most_severe_kind: StartupErrorKind) -> ExitCode {
-    ExitCode::from(code(most_severe_kind))
 }
 
 /// Returns the exit code for an error kind.
@@ -276,13 +271,13 @@ fn run_demo(check: bool, with: &[String]) -> ExitCode {
 
 /// Approves certificates.
 #[cfg(feature = "server")]
-fn approve(command_args: &command::approve::ApproveArgs, env: &Environment) -> Result<String, CommandError> {
+fn approve(command_args: &command::approve::ApproveArgs, env: &Environment) -> CommandResult {
     let _logs = LoggingGuard::start(LogSettings::default());
     in_runtime(command::approve::approve(command_args, env, interrupted()))
 }
 
 /// Runs the proxy of a user.
-fn run_proxy(args: &ProxyArgs, env: &Environment) -> Result<String, CommandError> {
+fn run_proxy(args: &ProxyArgs, env: &Environment) -> CommandResult {
     let json = args.log_format == Format::Json;
     // A person at the terminal gets its own lines, unless she asks for the log.
     let is_watched = std::io::stderr().is_terminal() && !json && args.verbosity == 0;
@@ -296,8 +291,8 @@ fn run_proxy(args: &ProxyArgs, env: &Environment) -> Result<String, CommandError
 }
 
 /// Runs `tunnel doctor` and prints its findings.
-fn diagnose(command_args: &DoctorArgs) -> ExitCode {
-    let found = in_runtime(async { Ok(doctor::run(command_args, variable).await) });
+fn diagnose(command_args: &DoctorArgs, env: Environment) -> ExitCode {
+    let found = in_runtime(async { Ok(doctor::run(command_args, env).await) });
     let is_well = found.as_ref().is_ok_and(DoctorFindings::is_well);
     // https://no-color.org
     let has_colours = std::io::stdout().is_terminal() && variable("NO_COLOR").is_none();
@@ -313,7 +308,7 @@ fn diagnose(command_args: &DoctorArgs) -> ExitCode {
 }
 
 /// Prints a command's output or its error, and returns the exit code.
-fn print_result(done: Result<String, CommandError>) -> ExitCode {
+fn print_result(done: CommandResult) -> ExitCode {
     match done {
         Ok(text) => {
             if !text.is_empty() {
@@ -329,7 +324,7 @@ fn print_result(done: Result<String, CommandError>) -> ExitCode {
 }
 
 /// Runs an asynchronous command on a current-thread runtime.
-fn in_runtime<T>(work: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
+fn in_runtime<T>(work: impl Future<Output = CommandResult<T>>) -> CommandResult<T> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().event_interval(EVENT_INTERVAL).enable_all().build();
     let runtime = runtime.map_err(|cause| no_threads(&cause))?;

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::command::admin_sockets::{AdminSocket, AdminSocketState, ask, exchange, no_socket, sockets};
 use crate::command::connect::opener::no_link;
-use crate::command::{CommandError, client};
+use crate::command::{CommandError, CommandResult, client};
 use crate::config::Environment;
 use crate::route::RouteError;
 use crate::uplink::client::UserUplinks;
@@ -47,8 +47,8 @@ pub(crate) async fn query<T>(
     named: Option<PathBuf>,
     names: &[&str],
     env: &Environment,
-    work: impl AsyncFnOnce(&AdminClient) -> Result<T, CommandError>,
-) -> Result<T, CommandError> {
+    work: impl AsyncFnOnce(&AdminClient) -> CommandResult<T>,
+) -> CommandResult<T> {
     let api = AdminClient::find(named, names, env).await?;
     let done = work(&api).await;
     if let AdminApiEndpoint::Link(links) = api.at {
@@ -58,7 +58,7 @@ pub(crate) async fn query<T>(
 }
 
 impl AdminClient {
-    async fn find(named: Option<PathBuf>, names: &[&str], env: &Environment) -> Result<Self, CommandError> {
+    async fn find(named: Option<PathBuf>, names: &[&str], env: &Environment) -> CommandResult<Self> {
         let mut sockets = sockets(named, names, env).await.into_iter().peekable();
         let is_open = sockets.peek().is_some_and(|(state, _)| *state == AdminSocketState::Answers);
         if !is_open && let Some(links) = client::links_if_readable(env)? {
@@ -73,7 +73,7 @@ impl AdminClient {
     }
 
     /// Requests a path. Returns the body of the response.
-    pub(crate) async fn get(&self, path: &str) -> Result<String, CommandError> {
+    pub(crate) async fn get(&self, path: &str) -> CommandResult {
         self.send(Method::GET, path, String::new()).await
     }
 
@@ -82,11 +82,11 @@ impl AdminClient {
     /// # Cancel safety
     ///
     /// Not cancel safe: the request may have been executed.
-    pub(crate) async fn post(&self, path: &str, body: String) -> Result<String, CommandError> {
+    pub(crate) async fn post(&self, path: &str, body: String) -> CommandResult {
         self.send(Method::POST, path, body).await
     }
 
-    async fn send(&self, method: Method, path: &str, body: String) -> Result<String, CommandError> {
+    async fn send(&self, method: Method, path: &str, body: String) -> CommandResult {
         let (code, body) = self.ask(method, path, body).await?;
         if code == 200 {
             return Ok(body);
@@ -100,7 +100,7 @@ impl AdminClient {
         })
     }
 
-    async fn ask(&self, method: Method, path: &str, body: String) -> Result<(u16, String), CommandError> {
+    async fn ask(&self, method: Method, path: &str, body: String) -> CommandResult<(u16, String)> {
         let links = match &self.at {
             AdminApiEndpoint::Socket(socket) => return ask(socket, method, path, body).await,
             AdminApiEndpoint::Link(links) => links,
@@ -119,7 +119,7 @@ impl AdminClient {
     }
 
     /// Parses a response. Its texts are cleaned where they are printed, as JSON can escape any character.
-    pub(crate) fn parse<T: DeserializeOwned>(&self, body: &str) -> Result<T, CommandError> {
+    pub(crate) fn parse<T: DeserializeOwned>(&self, body: &str) -> CommandResult<T> {
         serde_json::from_str(body).map_err(|cause| self.incompatible(&cause))
     }
 

@@ -11,7 +11,7 @@ use http_body_util::Full;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
-use crate::command::{CommandError, http_request};
+use crate::command::{CommandError, CommandResult, http_request};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::silence::unless_silent;
@@ -76,7 +76,7 @@ pub(crate) async fn ask(
     method: Method,
     path: &str,
     body: impl Into<Bytes>,
-) -> Result<(u16, String), CommandError> {
+) -> CommandResult<(u16, String)> {
     let failed = |cause: &dyn std::fmt::Display| {
         CommandError::unavailable(format!("{} does not respond: {cause}", socket.display()))
     };

@@ -13,8 +13,8 @@ use tracing::{info, info_span};
 
 use crate::admin::health::{ProgressWatchdog, health};
 use crate::admin::readiness::Readiness;
-use crate::command::CommandError;
 use crate::command::admin_sockets::exchange;
+use crate::command::{CommandError, CommandResult};
 use crate::config::Environment;
 use crate::config::cluster::ClusterSettings;
 use crate::parts::{self, with_kubernetes};
@@ -61,11 +61,7 @@ pub enum HealthProbe {
 ///
 /// Returns an error if there is no cluster, or the port is unavailable; with `--probe`, if the approver does not answer
 /// or is not healthy.
-pub async fn approve(
-    args: &ApproveArgs,
-    env: &Environment,
-    stop: impl Future<Output = ()>,
-) -> Result<String, CommandError> {
+pub async fn approve(args: &ApproveArgs, env: &Environment, stop: impl Future<Output = ()>) -> CommandResult {
     if let Some(what) = args.probe {
         return check(args.health_listen, what).await;
     }
@@ -102,7 +98,7 @@ pub async fn approve(
 }
 
 /// Queries the approver at an address.
-async fn check(at: SocketAddr, what: HealthProbe) -> Result<String, CommandError> {
+async fn check(at: SocketAddr, what: HealthProbe) -> CommandResult {
     let failed =
         |cause: String| CommandError::unavailable(format!("the approver at {at} does not answer: {cause}"));
     let stream = TcpStream::connect(at).await.map_err(|cause| failed(cause.to_string()))?;

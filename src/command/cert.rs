@@ -12,7 +12,7 @@ use crate::command::init::{
 };
 use crate::command::machine_files::host_of_server;
 use crate::command::output_dir::OutputDir;
-use crate::command::{CommandError, examples};
+use crate::command::{CommandError, CommandResult, examples};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_proto::names::Host;
 
@@ -108,7 +108,7 @@ pub struct SigningCaArgs {
 }
 
 impl SigningCaArgs {
-    fn authority(&self) -> Result<CertificateAuthority, CommandError> {
+    fn authority(&self) -> CommandResult<CertificateAuthority> {
         let path = |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| self.dir.join(name));
         let authority =
             read_authority("--ca-cert", &path(&self.ca_cert, "ca.crt"), &path(&self.ca_key, "ca.key"))?;
@@ -121,14 +121,14 @@ impl SigningCaArgs {
 /// # Errors
 ///
 /// Returns an error if the CA cannot sign, or a file cannot be read or written.
-pub fn run(cert_args: &CertCommand) -> Result<String, CommandError> {
+pub fn run(cert_args: &CertCommand) -> CommandResult {
     match cert_args {
         CertCommand::Issue(cert_args) => issue(cert_args),
         CertCommand::Renew(cert_args) => renew(cert_args),
     }
 }
 
-fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
+fn issue(cert_args: &IssueArgs) -> CommandResult {
     let authority = cert_args.ca.authority()?;
     // All names are known before a file is made: the folder refuses to overwrite an earlier certificate.
     let mut files = vec!["client.crt", "client.key", "ca.crt"];
@@ -165,13 +165,13 @@ fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
 }
 
 /// Returns the folder for a client's files.
-fn client_folder(name: &str) -> Result<String, CommandError> {
+fn client_folder(name: &str) -> CommandResult {
     client_folders("NAME", &[name.to_owned()]).map(|mut folders| folders.remove(0))
 }
 
 /// Renews each certificate of the folder that the CA has issued. Either file of a pair is replaced at once; a program
 /// that reads them between the two keeps the earlier pair.
-fn renew(cert_args: &SigningCaArgs) -> Result<String, CommandError> {
+fn renew(cert_args: &SigningCaArgs) -> CommandResult {
     let authority = cert_args.authority()?;
     let mut text = String::new();
     let mut renewed = 0;
@@ -210,7 +210,7 @@ fn renew(cert_args: &SigningCaArgs) -> Result<String, CommandError> {
 }
 
 /// Returns the certificates with a key in the folder and its subfolders, sorted; not the CA's.
-fn certificates(dir: &Path) -> Result<Vec<PathBuf>, CommandError> {
+fn certificates(dir: &Path) -> CommandResult<Vec<PathBuf>> {
     let unreadable = |cause| CommandError::unusable(format!("cannot read {}: {cause}", dir.display()));
     let mut folders = vec![dir.to_owned()];
     for entry in fs::read_dir(dir).map_err(unreadable)? {
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::command::{Args, Command, init};
 
-    fn tunnel(line: &[&str]) -> Result<String, CommandError> {
+    fn tunnel(line: &[&str]) -> CommandResult {
         match Args::parse_from([&["tunnel"], line].concat()).command {
             Command::Init(cert_args) => init::run(&cert_args),
             Command::Cert(cert_args) => run(&cert_args),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::system::uname;
 use serde::Deserialize;
 
-use crate::command::CommandError;
+use crate::command::{CommandError, CommandResult};
 use crate::config::edge::ServerEntry;
 use crate::config::table::read_file;
 use crate::config::value::forms::Millis;
@@ -131,10 +131,7 @@ impl ClientSettings {
     /// # Errors
     ///
     /// Returns an error if `client.toml` exists, but cannot be read or has an error, or if a certificate has no key.
-    pub(crate) fn find(
-        flags: &ClientArgs,
-        variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Self, CommandError> {
+    pub(crate) fn find(flags: &ClientArgs, variable: impl Fn(&str) -> Option<String>) -> CommandResult<Self> {
         let env = Environment::read(&variable);
         let file = env.client_file.as_deref().map(ClientConfigFile::read).transpose()?.unwrap_or_default();
         let path = env.client_file.clone().unwrap_or_default();
@@ -182,13 +179,13 @@ impl ClientSettings {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
-pub fn links(env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> {
+pub fn links(env: &Environment) -> CommandResult<Option<UserLinkConfig>> {
     let Some(path) = &env.client_file else { return Ok(None) };
     ClientConfigFile::read(path)?.links(path, env)
 }
 
 /// Like [`links`], but this machine must be a device of a user.
-pub(crate) fn joined(env: &Environment) -> Result<UserLinkConfig, CommandError> {
+pub(crate) fn joined(env: &Environment) -> CommandResult<UserLinkConfig> {
     links(env)?.ok_or_else(|| {
         let path = env.client_file.clone().unwrap_or_else(|| "client.toml".into());
         let hint = "get an invitation (`tunnel invite --user`) and run `tunnel join --user`";
@@ -197,7 +194,7 @@ pub(crate) fn joined(env: &Environment) -> Result<UserLinkConfig, CommandError> 
 }
 
 /// Like [`links`], but a file that this user may not read is another user's.
-pub(crate) fn links_if_readable(env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> {
+pub(crate) fn links_if_readable(env: &Environment) -> CommandResult<Option<UserLinkConfig>> {
     let is_denied =
         |path: &PathBuf| File::open(path).is_err_and(|cause| cause.kind() == ErrorKind::PermissionDenied);
     if env.client_file.as_ref().is_some_and(is_denied) { Ok(None) } else { links(env) }
@@ -225,7 +222,7 @@ impl<V: Fn(&str) -> Option<String>> SettingPlaces<'_, V> {
 
 impl ClientConfigFile {
     /// Reads a file, which may be missing. Errors quote no unknown key's value, which may be a password.
-    fn read(path: &Path) -> Result<Self, CommandError> {
+    fn read(path: &Path) -> CommandResult<Self> {
         let text = match files::read_text(path) {
             Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 return Ok(Self::default());
@@ -247,7 +244,7 @@ impl ClientConfigFile {
     }
 
     /// Returns the links, or `None` if there are none.
-    fn links(&self, path: &Path, env: &Environment) -> Result<Option<UserLinkConfig>, CommandError> {
+    fn links(&self, path: &Path, env: &Environment) -> CommandResult<Option<UserLinkConfig>> {
         // Without servers these keys have no effect, which their author would not notice.
         let Some(servers) = &self.servers else {
             let fields = [("device", self.device.is_some()), ("token", self.token.is_some())];
@@ -288,7 +285,7 @@ impl ClientConfigFile {
         }))
     }
 
-    fn identity(&self, path: &Path) -> Result<Option<IdentityFiles>, CommandError> {
+    fn identity(&self, path: &Path) -> CommandResult<Option<IdentityFiles>> {
         match (&self.cert, &self.key) {
             (None, None) => Ok(None),
             (Some(cert), Some(key)) => Ok(Some(IdentityFiles { cert: cert.clone(), key: key.clone() })),
@@ -297,7 +294,7 @@ impl ClientConfigFile {
         }
     }
 
-    fn credentials(&self, path: &Path) -> Result<UserCredentials, CommandError> {
+    fn credentials(&self, path: &Path) -> CommandResult<UserCredentials> {
         let tokens = match (&self.token, &self.token_file, self.identity(path)?) {
             (Some(_), None, None) => {
                 // The file may change while links use it. Only its token may: links for another user need another
@@ -353,7 +350,7 @@ pub(crate) fn token_in(text: &str) -> Option<String> {
 }
 
 /// Returns the default name of this machine among a user's devices.
-pub(crate) fn device_of_this_machine() -> Result<DeviceName, CommandError> {
+pub(crate) fn device_of_this_machine() -> CommandResult<DeviceName> {
     let host = uname().nodename().to_string_lossy().into_owned();
     host.split('.').next().unwrap_or_default().parse().map_err(|_| {
         CommandError::usage(format!(
@@ -368,7 +365,7 @@ fn wrong(path: &Path, why: &dyn fmt::Display) -> CommandError {
 }
 
 /// Refuses a secret that every user of this machine may read.
-fn refuse_readers(path: &Path) -> Result<(), CommandError> {
+fn refuse_readers(path: &Path) -> CommandResult<()> {
     if is_world_readable(path) {
         let hint = format_args!("run: chmod o-rwx {}", path.display());
         return Err(wrong(
@@ -391,7 +388,7 @@ mod tests {
     use tunnel_base::drain::Drain;
     use tunnel_net::reload::FileWatcher;
 
-    fn found(flags: &ClientArgs, variables: &[(&str, &str)]) -> Result<ClientSettings, CommandError> {
+    fn found(flags: &ClientArgs, variables: &[(&str, &str)]) -> CommandResult<ClientSettings> {
         let variable = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
@@ -458,7 +455,7 @@ mod tests {
         home: &Path,
         text: &str,
         mode: u32,
-    ) -> (Result<Option<UserLinkConfig>, CommandError>, Result<ClientSettings, CommandError>) {
+    ) -> (CommandResult<Option<UserLinkConfig>>, CommandResult<ClientSettings>) {
         let path = home.join("tunnel/client.toml");
         std::fs::create_dir_all(home.join("tunnel")).unwrap();
         std::fs::write(&path, text).unwrap();

@@ -10,10 +10,11 @@ use toml::de::{DeTable, DeValue};
 
 use crate::admin::CONFIG_PLAN;
 use crate::command::admin_sockets::{AdminSocketState, ask, sockets};
-use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples, json};
+use crate::command::{CONFIG_DIR, CommandError, CommandResult, Format, Role, examples, json};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::plan::ConfigPlan;
 use crate::config::{ConfigErrors, Environment, ParsedConfig};
+use crate::startup::daemon::DaemonConfig;
 use tunnel_base::files;
 
 /// A command about config files.
@@ -87,7 +88,7 @@ impl ConfigFileArgs {
     /// # Errors
     ///
     /// Returns an error if the file cannot be read, has no table of a role, or is not named and not obvious.
-    pub fn read(&self) -> Result<RoleConfigFile, CommandError> {
+    pub fn read(&self) -> CommandResult<RoleConfigFile> {
         let path = self.file.clone().map_or_else(|| only_file(Path::new(CONFIG_DIR)), Ok)?;
         let text = files::read_text(&path)
             .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))?;
@@ -105,23 +106,33 @@ impl ConfigFileArgs {
     }
 }
 
+impl RoleConfigFile {
+    /// Returns what the program of this role reads in the file.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors in the file, or that this program was built without the role.
+    fn examine(&self, role: Role, env: &Environment) -> CommandResult<ParsedConfig<Box<dyn DaemonConfig>>> {
+        let parsed = role.examiner().map_err(CommandError::unusable)?(&self.text, env);
+        if parsed.errors.is_empty() {
+            return Ok(parsed);
+        }
+        let errors = ConfigErrors(parsed.errors);
+        Err(CommandError::unusable(format!("{} has errors:\n{errors}", self.path.display())))
+    }
+}
+
 /// Returns the values in effect of all roles in a file.
 ///
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, or has errors.
-pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> Result<String, CommandError> {
+pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> CommandResult {
     let file = args.read()?;
     let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env.clone() };
     let mut values = Table::new();
     for role in &file.roles {
-        let ParsedConfig { effective, errors, .. } =
-            role.examiner().map_err(CommandError::unusable)?(&file.text, &env);
-        if !errors.is_empty() {
-            let errors = ConfigErrors(errors);
-            return Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())));
-        }
-        for (path, table) in effective {
+        for (path, table) in file.examine(*role, &env)?.effective {
             // Only the last part of a path can be a name that the user chose. It is in quotes.
             let (tables, name) = match path.strip_suffix('"').and_then(|path| path.split_once(".\"")) {
                 Some((tables, name)) => (tables, Some(name)),
@@ -148,18 +159,16 @@ pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> Res
 pub async fn diff(
     new: &RoleConfigFile,
     old: Option<PathBuf>,
-    kubeconfig: Option<PathBuf>,
     env: &Environment,
     output: Format,
-) -> Result<String, CommandError> {
-    let env = Environment { kubeconfig: kubeconfig.clone(), ..env.clone() };
-    let asked = if old.is_none() { ask_running(new, &env).await? } else { None };
+) -> CommandResult {
+    let asked = if old.is_none() { ask_running(new, env).await? } else { None };
     let (plan, with) = match asked {
         Some((plan, socket)) => (plan, format!("the running server at {}", socket.display())),
         None => {
-            let old = ConfigFileArgs { file: old, kubeconfig }.read()?;
+            let old = ConfigFileArgs { file: old, kubeconfig: None }.read()?;
             let with = old.path.display().to_string();
-            (compare(&old, new, &env)?, with)
+            (compare(&old, new, env)?, with)
         }
     };
     Ok(match output {
@@ -173,7 +182,7 @@ pub async fn diff(
 async fn ask_running(
     new: &RoleConfigFile,
     env: &Environment,
-) -> Result<Option<(ConfigPlan, PathBuf)>, CommandError> {
+) -> CommandResult<Option<(ConfigPlan, PathBuf)>> {
     let Ok(examine) = Role::Server.examiner() else { return Ok(None) };
     let settings = examine(&new.text, env).settings;
     let named = settings.admin_socket().filter(|path| path.exists());
@@ -195,24 +204,12 @@ async fn ask_running(
 
 /// Returns what a program with the config of the file `old` does with that of `new`. Of files with both roles, that is a
 /// server.
-fn compare(
-    old: &RoleConfigFile,
-    new: &RoleConfigFile,
-    env: &Environment,
-) -> Result<ConfigPlan, CommandError> {
+fn compare(old: &RoleConfigFile, new: &RoleConfigFile, env: &Environment) -> CommandResult<ConfigPlan> {
     let of_server = [old, new].iter().all(|file| file.roles.contains(&Role::Server));
     let role = if of_server { Role::Server } else { Role::Edge };
-    let examine = role.examiner().map_err(CommandError::unusable)?;
-    let [before, after] = [old, new].map(|file| {
-        let ParsedConfig { settings, errors, spelling, .. } = examine(&file.text, env);
-        if errors.is_empty() {
-            return Ok((settings, spelling));
-        }
-        let errors = ConfigErrors(errors);
-        Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())))
-    });
-    let (after, spelling) = after?;
-    Ok(before?.0.plan(&*after).spelled(&spelling))
+    let after = new.examine(role, env)?;
+    let before = old.examine(role, env)?;
+    Ok(before.settings.plan(&*after.settings).spelled(&after.spelling))
 }
 
 /// Inserts a table at a path, and creates the tables above it.
@@ -246,7 +243,7 @@ fn roles(text: &str) -> BTreeSet<Role> {
 }
 
 /// Returns the config file in a directory, if there is exactly one that a server or an edge reads by default.
-fn only_file(dir: &Path) -> Result<PathBuf, CommandError> {
+fn only_file(dir: &Path) -> CommandResult<PathBuf> {
     let [server, edge] =
         [Role::Server, Role::Edge].map(|role| Some(role.config_in(dir)).filter(|path| path.exists()));
     match (server, edge) {

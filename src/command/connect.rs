@@ -14,11 +14,11 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tracing::Span;
 
-use crate::command::CommandError;
 use crate::command::client::{ClientArgs, ClientSettings};
 use crate::command::connect::opener::SessionOpener;
 use crate::command::connect::session::{PrintLine, interrupted};
 use crate::command::connect::stdio::carry;
+use crate::command::{CommandError, CommandResult};
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use crate::uplink::proxy::{accept_own, serves_own_user_only};
@@ -58,7 +58,7 @@ pub async fn connect(
     variable: impl Fn(&str) -> Option<String>,
     mut signals: impl Stream<Item = ()> + Unpin,
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
-) -> Result<String, CommandError> {
+) -> CommandResult {
     let target = target(args)?;
     let notices = print_line.clone();
     let settings = ClientSettings::find(&args.client, variable)?;
@@ -91,7 +91,7 @@ pub async fn connect(
     done.map(|()| String::new())
 }
 
-fn target(args: &ConnectArgs) -> Result<Target, CommandError> {
+fn target(args: &ConnectArgs) -> CommandResult<Target> {
     let text = match args.port {
         None => args.target.clone(),
         // ssh passes IPv6 addresses without brackets.
@@ -115,7 +115,7 @@ async fn listen(
     target: Target,
     stop: impl Future<Output = ()>,
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
-) -> Result<(), CommandError> {
+) -> CommandResult<()> {
     let listener = TcpListenSocket::bind(at).map_err(|cause| CommandError::unavailable(cause.to_string()))?;
     print_line(&format!("{} forwards to {target}; press Ctrl-C to stop", listener.at()));
     if !serves_own_user_only(at) {
@@ -154,11 +154,7 @@ async fn listen(
 }
 
 /// Serves one client of the local port. Its connection is reset unless all bytes were transferred.
-async fn serve(
-    mut client: Socket<TcpStream>,
-    opener: &SessionOpener,
-    target: &Target,
-) -> Result<(), CommandError> {
+async fn serve(mut client: Socket<TcpStream>, opener: &SessionOpener, target: &Target) -> CommandResult<()> {
     client.io.set_reset_on_drop(true);
     let mut session = opener.open(target).await?;
     let ended = session.carry(&mut client).await;

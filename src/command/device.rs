@@ -5,7 +5,7 @@ use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
 use crate::command::join::user::CA_FILE;
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, client, json};
+use crate::command::{CommandError, CommandResult, Format, client, json};
 use crate::config::Environment;
 use crate::uplink::client::{UserCredentials, UserLinkError, UserUplinks};
 use crate::uplink::link_dialer::messages::USER_TOKEN_HINT;
@@ -32,7 +32,7 @@ pub struct LeaveArgs {
 /// # Errors
 ///
 /// Returns an error if `client.toml` names no servers, or none answers.
-pub async fn whoami(args: WhoamiArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn whoami(args: WhoamiArgs, env: &Environment) -> CommandResult {
     let links = client::joined(env)?;
     let asked = query(None, &[], env, async |api: &AdminClient| {
         api.parse::<WhoamiResponse>(&api.get("/whoami").await?)
@@ -63,7 +63,7 @@ fn text(who: &WhoamiResponse) -> String {
 ///
 /// Returns an error if `client.toml` names no servers or has no token, or a file cannot be removed. Returns one after it
 /// has removed the files, if the servers may still accept the device.
-pub async fn leave(_: LeaveArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn leave(_: LeaveArgs, env: &Environment) -> CommandResult {
     let links = client::joined(env)?;
     let file = env.client_file.clone().unwrap_or_default();
     if matches!(links.proof, UserCredentials::Certificate(_)) {

@@ -16,14 +16,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use futures_util::future::LocalBoxFuture;
 use serde::Serialize;
 
 use crate::command::doctor::client_checks::{caller, check_user_targets};
 use crate::command::doctor::links::check_servers;
 use crate::command::{Format, Role, json, serve};
+use crate::config::Environment;
 use crate::startup::StartupErrorCollector;
-use crate::startup::daemon::DaemonConfig;
 use crate::uplink::link_dialer::messages::for_user;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -108,28 +107,15 @@ struct CheckedProgram<'a> {
     resolver: Resolver,
 }
 
-/// Checks a program beyond its config. Each check has its tests with their remedies. What the running process knows is
-/// asked of it, before the checks that depend on it.
-type ProgramChecks =
-    for<'a> fn(&'a dyn DaemonConfig, CheckedProgram<'a>, &'a mut DoctorFindings) -> LocalBoxFuture<'a, ()>;
-
-/// The checks of the roles that are compiled in.
-const CHECKS: &[(Role, ProgramChecks)] = &[
-    #[cfg(feature = "server")]
-    (Role::Server, |settings, program, found| Box::pin(server_checks::check(settings, program, found))),
-    #[cfg(feature = "edge")]
-    (Role::Edge, |settings, program, found| Box::pin(edge_checks::check(settings, program, found))),
-];
-
-/// Runs all checks. `variable` returns environment variables by name.
-pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> DoctorFindings {
+/// Runs all checks.
+pub async fn run(args: &DoctorArgs, env: Environment) -> DoctorFindings {
     let mut found = DoctorFindings::default();
     let resolver = Resolver::system();
     let role = match args.role {
         DoctorRole::Server => Role::Server,
         DoctorRole::Edge => Role::Edge,
         DoctorRole::Client => {
-            if let Some((caller, links)) = found.test(async |found| caller(args, variable, found)).await {
+            if let Some((caller, links)) = found.test(async |found| caller(args, env, found)).await {
                 found.test(async |found| check_servers(&caller, &resolver, found).await).await;
                 found.test(async |found| check_user_targets(links, args, found).await).await;
             }
@@ -141,7 +127,8 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Doc
     // What prevents a start, the config included. Without a readable config there is nothing else to check.
     let mut startup = StartupErrorCollector::checking();
     let path = args.config.clone().unwrap_or_else(|| role.config());
-    let read = serve::examine(role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
+    let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env };
+    let read = serve::examine(role, &path, &env, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
         for warning in warnings {
             found.add_warning("config", format!("{}: {}", warning.key, warning.text), "");
@@ -158,9 +145,15 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Doc
     }
     if let Ok((settings, ..)) = read {
         let checked = CheckedProgram { path: &path, args, ports: &ports, resolver };
-        let known = CHECKS.iter().find(|(known, _)| *known == role);
-        if let Some((_, check)) = known {
-            check(&*settings, checked, &mut found).await;
+        // Each check has its tests with their remedies. What the running process knows is asked of it, before the checks
+        // that depend on it.
+        match role {
+            #[cfg(feature = "server")]
+            Role::Server => Box::pin(server_checks::check(&*settings, checked, &mut found)).await,
+            #[cfg(feature = "edge")]
+            Role::Edge => Box::pin(edge_checks::check(&*settings, checked, &mut found)).await,
+            #[cfg(not(all(feature = "server", feature = "edge")))]
+            _ => {}
         }
     }
     found

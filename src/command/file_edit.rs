@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::command::CommandError;
+use crate::command::{CommandError, CommandResult};
 use tunnel_base::files::{self, FileLock, with_suffix};
 
 /// A text file that is being edited. A second edit of it is refused until this one is dropped.
@@ -25,7 +25,7 @@ impl FileEdit {
     /// # Errors
     ///
     /// Returns an error if the file cannot be read as text, or another edit is active.
-    pub(crate) fn start(path: &Path) -> Result<Self, CommandError> {
+    pub(crate) fn start(path: &Path) -> CommandResult<Self> {
         let unreadable = |cause: io::Error| {
             CommandError::unusable(format!("cannot read {}: {cause}; check the path", path.display()))
         };
@@ -43,7 +43,7 @@ impl FileEdit {
     }
 
     /// Replaces the file like [`replace`].
-    pub(crate) fn replace(&self, text: &str) -> Result<(), CommandError> {
+    pub(crate) fn replace(&self, text: &str) -> CommandResult<()> {
         replace(&self.path, text)
     }
 }
@@ -53,7 +53,7 @@ impl FileEdit {
 /// # Errors
 ///
 /// Returns the system's error. The file is then unchanged, unless only writing its folder to the disk failed.
-pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
+pub(crate) fn replace(path: &Path, text: &str) -> CommandResult<()> {
     let keep_owner_and_mode = |file: &File| {
         let before = fs::metadata(path)?;
         let now = file.metadata()?;

@@ -10,7 +10,7 @@ use crate::admin::grants::GrantRequest;
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, examples, json};
+use crate::command::{CommandResult, Format, examples, json};
 use crate::config::Environment;
 use crate::config::value::quantity;
 use crate::invitations::GrantSelection;
@@ -88,7 +88,7 @@ impl GrantTerms {
         user: &UserName,
         nodes: &[NodeGlob],
         api: &AdminClient,
-    ) -> Result<String, CommandError> {
+    ) -> CommandResult {
         let ports = self.ports.iter().copied().map(ConfigPort).collect::<Vec<_>>();
         let request = GrantRequest {
             user: user.clone(),
@@ -108,10 +108,7 @@ impl GrantTerms {
 /// # Errors
 ///
 /// Returns an error if no server responds, or it refuses.
-pub async fn grant(
-    GrantArgs { user, nodes, terms, socket }: GrantArgs,
-    env: &Environment,
-) -> Result<String, CommandError> {
+pub async fn grant(GrantArgs { user, nodes, terms, socket }: GrantArgs, env: &Environment) -> CommandResult {
     let work = async |api: &AdminClient| Ok(api.choice.clone() + &terms.grant(&user, &nodes, api).await?);
     query(socket, &["server"], env, work).await
 }
@@ -121,7 +118,7 @@ pub async fn grant(
 /// # Errors
 ///
 /// Returns an error if no server responds, or there is no such grant.
-pub async fn manage(args: GrantsArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn manage(args: GrantsArgs, env: &Environment) -> CommandResult {
     let work = async |api: &AdminClient| {
         let Some(GrantsCommand::Revoke(selection)) = args.command else {
             let answer = api.get("/grants").await?;

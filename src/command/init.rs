@@ -11,7 +11,7 @@ use clap::value_parser;
 use crate::command::init::config_files::{egress_selector, server_config, summary};
 use crate::command::machine_files::{checked, edge_config, folder_on_machine, host_of_server, random_token};
 use crate::command::output_dir::OutputDir;
-use crate::command::{CommandError, Role};
+use crate::command::{CommandError, CommandResult, Role};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT_PREFIX;
 use tunnel_proto::names::{Host, NodeName, Target};
@@ -58,7 +58,7 @@ pub struct InitArgs {
 /// # Errors
 ///
 /// Returns an error if an argument is wrong, or a file cannot be written.
-pub fn run(args: &InitArgs) -> Result<String, CommandError> {
+pub fn run(args: &InitArgs) -> CommandResult {
     let to = folder_on_machine("--install-dir", &args.install_dir)?;
     let clients = client_folders("--egress-client", &args.clients)?;
     if let Some(twice) = args.nodes.iter().enumerate().find(|(at, node)| args.nodes[..*at].contains(node)) {
@@ -80,7 +80,7 @@ pub fn run(args: &InitArgs) -> Result<String, CommandError> {
 }
 
 /// Checks the names of nodes before anything is written.
-fn check_nodes(nodes: &[NodeName]) -> Result<(), CommandError> {
+fn check_nodes(nodes: &[NodeName]) -> CommandResult<()> {
     match nodes.iter().find(|node| edge_folder(node).len() > MAX_FOLDER) {
         Some(node) => Err(CommandError::usage(format!(
             "--node {node}: too long for the name of its folder; let the node join by invitation: tunnel invite"
@@ -102,7 +102,7 @@ struct InitAuthorities {
 }
 
 impl InitAuthorities {
-    fn of(args: &InitArgs) -> Result<Self, CommandError> {
+    fn of(args: &InitArgs) -> CommandResult<Self> {
         let valid = DAY * args.days;
         let given = args.ca_cert.as_deref().zip(args.ca_key.as_deref());
         let ours = match given {
@@ -123,17 +123,13 @@ impl InitAuthorities {
 }
 
 /// Reads a CA; `option` names its certificate in errors.
-pub(crate) fn read_authority(
-    option: &str,
-    cert: &Path,
-    key: &Path,
-) -> Result<CertificateAuthority, CommandError> {
+pub(crate) fn read_authority(option: &str, cert: &Path, key: &Path) -> CommandResult<CertificateAuthority> {
     CertificateAuthority::read(cert, key)
         .map_err(|cause| CommandError::unusable(format!("{option}: {cause}")))
 }
 
 /// Returns the folder of each client: its name, without characters that are special in a path or a shell.
-pub(crate) fn client_folders(option: &str, clients: &[String]) -> Result<Vec<String>, CommandError> {
+pub(crate) fn client_folders(option: &str, clients: &[String]) -> CommandResult<Vec<String>> {
     let mut seen = BTreeSet::new();
     let folder = |name: &String| {
         let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-' | '_' | '@');
@@ -175,7 +171,7 @@ fn write_cloud(
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
-) -> Result<(), CommandError> {
+) -> CommandResult<()> {
     if signers.is_new {
         folder.write("ca.crt", signers.ours.cert())?;
         folder.write("ca.key", &signers.ours.key())?;
@@ -204,7 +200,7 @@ fn write_edge(
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
-) -> Result<(), CommandError> {
+) -> CommandResult<()> {
     let dir = edge_folder(node);
     folder.write(&format!("{dir}/certs/ca.crt"), signers.ours.cert())?;
     folder.write(&format!("{dir}/token/token"), &format!("{token}\n"))?;
@@ -228,7 +224,7 @@ pub(crate) fn write_client(
     server: Option<&Host>,
     authority: &CertificateAuthority,
     folder: &OutputDir,
-) -> Result<(), CommandError> {
+) -> CommandResult<()> {
     let issued = authority.client(client).map_err(|cause| refused(&cause))?;
     write_issued(folder, &format!("{prefix}client"), &issued)?;
     folder.write(&format!("{prefix}ca.crt"), authority.cert())?;
@@ -240,7 +236,7 @@ pub(crate) fn write_client(
     }
 }
 
-pub(crate) fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) -> Result<(), CommandError> {
+pub(crate) fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) -> CommandResult<()> {
     folder.write(&format!("{path}.crt"), issued.cert())?;
     folder.write(&format!("{path}.key"), issued.key())
 }
@@ -249,7 +245,7 @@ pub(crate) fn refused(cause: &PkiError) -> CommandError {
     CommandError::usage(cause.to_string())
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
+fn absolute(path: &Path) -> CommandResult<PathBuf> {
     std::path::absolute(path)
         .map_err(|cause| CommandError::cannot_write(format!("cannot find {}: {cause}", path.display())))
 }

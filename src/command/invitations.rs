@@ -14,7 +14,7 @@ use crate::command::format::duration;
 use crate::command::grants::GrantTerms;
 use crate::command::machine_files::tls_note;
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, examples, shell_word};
+use crate::command::{CommandError, CommandResult, Format, examples, shell_word};
 use crate::config::Environment;
 use crate::config::value::quantity;
 use crate::invitations::ListedEnrolment;
@@ -117,11 +117,11 @@ pub enum InvitationsCommand {
 /// # Errors
 ///
 /// Returns an error if no server responds, or it refuses.
-pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn invite(args: InviteArgs, env: &Environment) -> CommandResult {
     query(args.socket.clone(), &["server"], env, async |api| invite_by(api, &args).await).await
 }
 
-async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, CommandError> {
+async fn invite_by(api: &AdminClient, args: &InviteArgs) -> CommandResult {
     let invitee = invitee(args)?;
     let mut body = json!({ "subject": invitee.to_string(), "seconds": args.lasting.as_secs() });
     if let Some(uses) = args.uses {
@@ -176,7 +176,7 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
 }
 
 /// Returns whom the arguments invite.
-pub(super) fn invitee(args: &InviteArgs) -> Result<Invitee, CommandError> {
+pub(super) fn invitee(args: &InviteArgs) -> CommandResult<Invitee> {
     let (invitee, max_seconds) = match (&args.nodes[..], args.uses) {
         ([pattern], Some(_)) if pattern.to_string().contains('*') => {
             (Invitee::Nodes(pattern.clone()), MAX_KEY_SECONDS)
@@ -204,7 +204,7 @@ fn subject(
     node: Option<&NodeName>,
     user: Option<&UserName>,
     device: Option<&DeviceName>,
-) -> Result<Invitee, CommandError> {
+) -> CommandResult<Invitee> {
     match (node.cloned(), user.cloned(), device.cloned()) {
         (Some(node), ..) => Ok(Invitee::Node(node)),
         (None, Some(user), Some(device)) => Ok(Invitee::Device(UserDevice { user, device })),
@@ -218,11 +218,11 @@ fn subject(
 /// # Errors
 ///
 /// Returns an error if no server responds, or there is nothing to revoke.
-pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn manage(args: InvitationsArgs, env: &Environment) -> CommandResult {
     query(args.socket, &["server"], env, async |api| manage_by(api, args.command).await).await
 }
 
-async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<String, CommandError> {
+async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> CommandResult {
     match command {
         InvitationsCommand::List { output } => {
             let answer = api.get("/invitations").await?;

@@ -10,8 +10,8 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::command::CommandError;
 use crate::command::machine_files::host_of_server;
+use crate::command::{CommandError, CommandResult};
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
@@ -74,7 +74,7 @@ impl FromStr for InvitationSource {
 
 impl InvitationSource {
     /// Reads the invitation. Blocks on the file or on stdin.
-    fn read(&self, stdin: impl Read) -> Result<InvitationCode, CommandError> {
+    fn read(&self, stdin: impl Read) -> CommandResult<InvitationCode> {
         let (name, text) = match self {
             Self::Argument(code) => return Ok(code.clone()),
             Self::Stdin => ("stdin".to_owned(), read_text(stdin)),
@@ -105,7 +105,7 @@ const MAX_INVITATION: u64 = 4096;
 /// # Errors
 ///
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
-pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
+pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> CommandResult {
     if args.unless_joined && ENTRIES.iter().all(|name| args.install_dir.join(name).exists()) {
         return Ok(format!("{} has the files of a node already\n", args.install_dir.display()));
     }

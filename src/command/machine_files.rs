@@ -3,14 +3,14 @@
 use std::fmt::{Display, Write as _};
 use std::path::Path;
 
-use crate::command::{CommandError, Role};
+use crate::command::{CommandError, CommandResult, Role};
 use crate::config::{ConfigError, Environment};
 use crate::startup::StartupErrorCollector;
 use tunnel_net::tls;
 use tunnel_proto::names::{Host, NameError, NodeName, Target};
 
 /// Returns a folder as text that a config can contain.
-pub(crate) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, CommandError> {
+pub(crate) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> CommandResult<&'a str> {
     let text = dir.to_str().filter(|dir| dir.starts_with('/') && !dir.contains(['"', '\\', '\'', '\n', '%']));
     text.ok_or_else(|| {
         CommandError::usage(format!("{option} {}: expected an absolute path without quotes", dir.display()))
@@ -24,7 +24,7 @@ pub(crate) fn random_token() -> String {
 
 /// Checks that the program of a role would start with a config and its files, before the config is written. A build
 /// without the role cannot check that.
-pub(crate) fn checked(role: Role, text: &str) -> Result<(), CommandError> {
+pub(crate) fn checked(role: Role, text: &str) -> CommandResult<()> {
     let Ok(examine) = role.examiner() else { return Ok(()) };
     let mut startup = StartupErrorCollector::checking();
     let (settings, _) = startup.settings(examine(text, &Environment::default()));

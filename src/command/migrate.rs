@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use crate::command::{CommandError, examples};
+use crate::command::{CommandResult, examples};
 
 /// Commands of `tunnel migrate`, one for each other tunnel software.
 #[derive(Debug, Clone, Subcommand)]
@@ -31,7 +31,7 @@ pub enum MigrateCommand {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, or is no such config.
-pub fn run(command: &MigrateCommand, stdin: impl Read) -> Result<String, CommandError> {
+pub fn run(command: &MigrateCommand, stdin: impl Read) -> CommandResult {
     let MigrateCommand::Superedge { file } = command;
     superedge::migrate(file, stdin)
 }

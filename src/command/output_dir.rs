@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::command::CommandError;
+use crate::command::{CommandError, CommandResult};
 use tunnel_base::files::{self, FileLock};
 
 /// A folder that is about to receive files. They are written to a subfolder first and moved at the end, with access for
@@ -31,7 +31,7 @@ impl OutputDir {
     /// # Errors
     ///
     /// Returns an error if an entry exists, another run is active, or the folder is not writable.
-    pub(crate) fn start(dir: &Path, entries: impl IntoIterator<Item = String>) -> Result<Self, CommandError> {
+    pub(crate) fn start(dir: &Path, entries: impl IntoIterator<Item = String>) -> CommandResult<Self> {
         let folder = Self::resume(dir, entries)?;
         let cleared = fs::remove_dir_all(folder.unfinished()).and_then(|()| made(&folder.unfinished()));
         cleared.map_err(|cause| failed(&folder.unfinished(), &cause))?;
@@ -39,10 +39,7 @@ impl OutputDir {
     }
 
     /// Like [`Self::start`], but keeps what an earlier run wrote.
-    pub(crate) fn resume(
-        dir: &Path,
-        entries: impl IntoIterator<Item = String>,
-    ) -> Result<Self, CommandError> {
+    pub(crate) fn resume(dir: &Path, entries: impl IntoIterator<Item = String>) -> CommandResult<Self> {
         let entries: BTreeSet<String> = entries.into_iter().collect();
         let paths = entries.iter().map(|name| dir.join(name));
         // A dangling symbolic link is an entry as well, which `exists` would miss.
@@ -85,7 +82,7 @@ impl OutputDir {
     /// # Errors
     ///
     /// Returns an error if the disk is full, or similar.
-    pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), CommandError> {
+    pub(crate) fn write(&self, path: &str, text: &str) -> CommandResult<()> {
         let at = self.unfinished().join(path);
         let write = || {
             if let Some(above) = at.parent() {
@@ -97,7 +94,7 @@ impl OutputDir {
     }
 
     /// Like [`Self::write`], unless the file was written before. Returns its content.
-    pub(crate) fn write_once(&self, path: &str, text: &str) -> Result<String, CommandError> {
+    pub(crate) fn write_once(&self, path: &str, text: &str) -> CommandResult {
         match fs::read_to_string(self.unfinished().join(path)) {
             Ok(before) if !before.is_empty() => Ok(before),
             _ => self.write(path, text).map(|()| text.to_owned()),
@@ -114,7 +111,7 @@ impl OutputDir {
     /// # Errors
     ///
     /// Returns the system's error. The moves are then undone where possible.
-    pub(crate) fn finish(self) -> Result<(), CommandError> {
+    pub(crate) fn finish(self) -> CommandResult<()> {
         let unfinished = self.unfinished();
         let moved = |name: &String| fs::rename(unfinished.join(name), self.dir.join(name));
         for (at, name) in self.entries.iter().enumerate() {
@@ -185,7 +182,7 @@ mod tests {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    fn started(dir: &Path) -> Result<OutputDir, CommandError> {
+    fn started(dir: &Path) -> CommandResult<OutputDir> {
         OutputDir::start(dir, ["a".to_owned(), "b".to_owned()])
     }
 

@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use crate::command::connect::local_address;
 use crate::command::connect::opener::no_link;
-use crate::command::{CommandError, Format, client};
+use crate::command::{CommandError, CommandResult, Format, client};
 use crate::config::Environment;
 use crate::startup::systemd;
 use crate::uplink::client::UserUplinks;
@@ -46,7 +46,7 @@ pub async fn run(
     env: &Environment,
     mut signals: impl Stream<Item = ()> + Unpin,
     print_line: Option<impl Fn(&str)>,
-) -> Result<String, CommandError> {
+) -> CommandResult {
     let config = client::joined(env)?;
     let http = bind("--http", args.http, 3128)?;
     let socks5 = bind("--socks5", args.socks5, 1080)?;
@@ -86,7 +86,7 @@ fn bind(
     flag: &'static str,
     set: Option<SocketAddr>,
     default_port: u16,
-) -> Result<Option<TcpListenSocket>, CommandError> {
+) -> CommandResult<Option<TcpListenSocket>> {
     let at = set.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, default_port)));
     if !serves_own_user_only(at) {
         let risk = "anyone who reaches this address reaches nodes with your rights";

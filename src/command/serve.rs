@@ -105,17 +105,11 @@ impl Role {
     }
 }
 
-/// Reads the config, and logs its warnings. `variable` returns environment variables by name.
-pub fn read(
-    role: Role,
-    path: &Path,
-    kubeconfig: Option<&Path>,
-    variable: fn(&str) -> Option<String>,
-    startup: &mut StartupErrorCollector,
-) -> ReadConfig {
-    let (settings, file, warnings) = examine(role, path, kubeconfig, variable, startup)?;
+/// Reads the config, and logs its warnings.
+pub fn read(role: Role, path: &Path, env: &Environment, startup: &mut StartupErrorCollector) -> ReadConfig {
+    let (settings, file, warnings) = examine(role, path, env, startup)?;
     tell_warnings(&warnings);
-    if kubeconfig.is_some()
+    if env.kubeconfig.is_some()
         && startup.is_clear()
         && let Some(why) = settings.uses_no_kubernetes()
     {
@@ -129,18 +123,13 @@ pub fn read(
 
 /// Reads the last good copy of an edge's config, for a start that its file prevents. Returns `None` if none is kept,
 /// or if it is the same as the file.
-pub fn read_copy(
-    path: &Path,
-    kubeconfig: Option<&Path>,
-    variable: fn(&str) -> Option<String>,
-    startup: &mut StartupErrorCollector,
-) -> Option<ReadConfig> {
-    let copy = copy_of(path, &Environment::read(variable))?;
+pub fn read_copy(path: &Path, env: &Environment, startup: &mut StartupErrorCollector) -> Option<ReadConfig> {
+    let copy = copy_of(path, env)?;
     let text = files::read_text(&copy).ok()?;
     if files::read_text(path).is_ok_and(|file| file == text) {
         return None;
     }
-    let read = read(Role::Edge, &copy, kubeconfig, variable, startup);
+    let read = read(Role::Edge, &copy, env, startup);
     Some(read.map(|(mut settings, file)| {
         settings.set_last_good();
         (settings, ConfigFile { path: path.to_owned(), copy: Some(copy), ..file })
@@ -151,8 +140,7 @@ pub fn read_copy(
 pub fn examine(
     role: Role,
     path: &Path,
-    kubeconfig: Option<&Path>,
-    variable: fn(&str) -> Option<String>,
+    env: &Environment,
     startup: &mut StartupErrorCollector,
 ) -> Result<ExaminedConfig, NotPrepared> {
     let examine = startup.collect(StartupErrorKind::Config, &[role.name()], role.examiner())?;
@@ -167,11 +155,9 @@ pub fn examine(
         format!("cannot read the config {}: {cause}; {first}name another with --config=FILE", path.display())
     });
     let text = startup.collect(StartupErrorKind::Config, &["--config"], text)?;
-    let environment =
-        Environment { kubeconfig: kubeconfig.map(Path::to_owned), ..Environment::read(variable) };
-    let (settings, warnings) = startup.settings(examine(&text, &environment));
-    let copy = if role == Role::Edge { copy_of(path, &environment) } else { None };
-    Ok((settings, ConfigFile { path: path.to_owned(), text, environment, copy }, warnings))
+    let (settings, warnings) = startup.settings(examine(&text, env));
+    let copy = if role == Role::Edge { copy_of(path, env) } else { None };
+    Ok((settings, ConfigFile { path: path.to_owned(), text, environment: env.clone(), copy }, warnings))
 }
 
 /// Returns the path of the last good copy of an edge's config file, in the directory that systemd makes for the service.

@@ -10,7 +10,7 @@ use crate::admin::status::{SessionStatus, StatusResponse};
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::{bytes, duration};
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, examples, json};
+use crate::command::{CommandResult, Format, examples, json};
 use crate::config::Environment;
 use tunnel_proto::printable::one_line as clean;
 
@@ -73,7 +73,7 @@ struct SessionList {
 /// # Errors
 ///
 /// Returns an error if there is no response, or no such session.
-pub async fn run(args: SessionsArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn run(args: SessionsArgs, env: &Environment) -> CommandResult {
     let work = async |api: &AdminClient| {
         let Some(SessionsCommand::End(EndSessionsArgs { id, user, node })) = args.command else {
             let status: StatusResponse = api.parse(&api.get("/status").await?)?;

@@ -12,7 +12,7 @@ use clap::ValueHint;
 use serde_json::json;
 
 use crate::command::client::ClientArgs;
-use crate::command::{CommandError, shell_word};
+use crate::command::{CommandError, CommandResult, shell_word};
 use crate::config::Environment;
 
 /// Arguments of `tunnel ssh`.
@@ -50,7 +50,7 @@ pub struct SshConfigArgs {
 /// # Errors
 ///
 /// Returns only if that fails.
-pub fn run(ssh_arguments: &SshArgs) -> Result<String, CommandError> {
+pub fn run(ssh_arguments: &SshArgs) -> CommandResult {
     let cause = process::Command::new("ssh").args(ssh_args(ssh_arguments)?).exec();
     Err(CommandError::unavailable(format!("cannot run ssh: {cause}; install OpenSSH's client")))
 }
@@ -60,7 +60,7 @@ pub fn run(ssh_arguments: &SshArgs) -> Result<String, CommandError> {
 /// # Errors
 ///
 /// Returns an error if a node's name or a path cannot be in such a file, or a file cannot be changed.
-pub fn config(ssh_arguments: &SshConfigArgs, env: &Environment) -> Result<String, CommandError> {
+pub fn config(ssh_arguments: &SshConfigArgs, env: &Environment) -> CommandResult {
     if ssh_arguments.remove {
         return include::set(env, None);
     }
@@ -84,7 +84,7 @@ pub fn config(ssh_arguments: &SshConfigArgs, env: &Environment) -> Result<String
 /// # Errors
 ///
 /// Returns an error if the path of this program cannot be in a ProxyCommand.
-pub(crate) fn inventory<'n>(nodes: impl Iterator<Item = &'n str>) -> Result<String, CommandError> {
+pub(crate) fn inventory<'n>(nodes: impl Iterator<Item = &'n str>) -> CommandResult {
     let hosts: BTreeMap<_, _> = nodes.map(|node| (node, json!({}))).collect();
     let option = format!("ProxyCommand={}", proxy_command(&ClientArgs::default())?);
     // Ansible splits these arguments like a shell.
@@ -93,7 +93,7 @@ pub(crate) fn inventory<'n>(nodes: impl Iterator<Item = &'n str>) -> Result<Stri
 }
 
 /// Returns the arguments for ssh.
-fn ssh_args(ssh_arguments: &SshArgs) -> Result<Vec<OsString>, CommandError> {
+fn ssh_args(ssh_arguments: &SshArgs) -> CommandResult<Vec<OsString>> {
     let first = ssh_arguments.args.first().and_then(|first| first.to_str()).unwrap_or_default();
     // ssh has no such options, and would print only its own usage.
     if first.starts_with("--") && first != "--" {
@@ -153,7 +153,7 @@ fn configured_jump(args: &[OsString]) -> Option<String> {
 }
 
 /// Returns the ProxyCommand for a node behind others: this command again for the last of them, over those before it.
-fn jump_command(client: &ClientArgs, jump: &str) -> Result<String, CommandError> {
+fn jump_command(client: &ClientArgs, jump: &str) -> CommandResult {
     let (before, last) = jump.rsplit_once(',').map_or((None, jump), |(before, last)| (Some(before), last));
     let last = if last.starts_with("ssh://") { last.to_owned() } else { format!("ssh://{last}") };
     let before = before.map(|before| ["-J".to_owned(), before.to_owned()]);
@@ -164,13 +164,13 @@ fn jump_command(client: &ClientArgs, jump: &str) -> Result<String, CommandError>
 }
 
 /// Returns the ProxyCommand, with the given flags. `tunnel connect` finds other values as this command would.
-fn proxy_command(client: &ClientArgs) -> Result<String, CommandError> {
+fn proxy_command(client: &ClientArgs) -> CommandResult {
     // A host's name may come from a URL, and older versions of ssh pass any character to the shell.
     Ok(format!("{} '%h' %p", command_line("connect", client)?))
 }
 
 /// Returns this program with a command and the given flags, quoted for ssh and its shell.
-fn command_line(command: &str, client: &ClientArgs) -> Result<String, CommandError> {
+fn command_line(command: &str, client: &ClientArgs) -> CommandResult {
     let program = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
     let mut words = vec![program.unwrap_or_else(|| "tunnel".to_owned()), command.to_owned()];
     words.extend(client.server.iter().map(|server| format!("--server={server}")));
@@ -197,7 +197,7 @@ fn command_line(command: &str, client: &ClientArgs) -> Result<String, CommandErr
 }
 
 /// Returns a path that does not depend on the working directory.
-fn absolute(path: &Path) -> Result<String, CommandError> {
+fn absolute(path: &Path) -> CommandResult {
     let wrong = |why: String| CommandError::usage(format!("{}: {why}", path.display()));
     let path = std::path::absolute(path).map_err(|cause| wrong(cause.to_string()))?;
     path.to_str().map(str::to_owned).ok_or_else(|| wrong("expected a path in UTF-8".to_owned()))

@@ -15,7 +15,7 @@ use crate::admin::status::{LinkStatus, StatusResponse};
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::{bytes, duration, round_trip};
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, ssh};
+use crate::command::{CommandResult, Format, ssh};
 use crate::config::Environment;
 use tunnel_proto::printable::{one_line as clean, plain_text};
 
@@ -60,15 +60,11 @@ pub enum NodesFormat {
 /// # Errors
 ///
 /// Returns an error if there is no response.
-pub async fn status(
-    named: Option<PathBuf>,
-    output: Format,
-    env: &Environment,
-) -> Result<String, CommandError> {
+pub async fn status(named: Option<PathBuf>, output: Format, env: &Environment) -> CommandResult {
     query(named, &["server", "edge"], env, async |api| report(api, output).await).await
 }
 
-async fn report(api: &AdminClient, output: Format) -> Result<String, CommandError> {
+async fn report(api: &AdminClient, output: Format) -> CommandResult {
     let body = api.get("/status").await?;
     if output == Format::Json {
         return api.parse(&body).map(|_: IgnoredAny| body);
@@ -97,7 +93,7 @@ pub async fn watch(
     env: &Environment,
     until: impl Future<Output = ()>,
     show: impl Fn(&str),
-) -> Result<String, CommandError> {
+) -> CommandResult {
     let mut until = std::pin::pin!(until);
     let watch = async |api: &AdminClient| {
         let mut output = report(api, Format::Text).await?;
@@ -123,7 +119,7 @@ pub async fn watch(
 /// # Errors
 ///
 /// Returns an error if there is no response.
-pub async fn nodes(args: NodesArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn nodes(args: NodesArgs, env: &Environment) -> CommandResult {
     let NodesArgs { socket, output, down, of_version } = args;
     let list = async |api: &AdminClient| {
         let mut body = api.get("/nodes").await?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::command::file_edit::FileEdit;
 use crate::command::machine_files::{random_token, tls_note};
 use crate::command::table::Table;
-use crate::command::{CommandError, Format, Role, examples, json};
+use crate::command::{CommandError, CommandResult, Format, Role, examples, json};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;
 use tunnel_base::files;
@@ -61,7 +61,7 @@ pub struct RotateTokenArgs {
 /// # Errors
 ///
 /// Returns an error if a file cannot be read or written, or the node's token cannot be changed.
-pub fn run(args_of: &TokenCommand) -> Result<String, CommandError> {
+pub fn run(args_of: &TokenCommand) -> CommandResult {
     match args_of {
         TokenCommand::List { file, output } => {
             let listed = TokenList::read(&token_file(file.as_deref())?)?;
@@ -102,7 +102,7 @@ struct TokenWarning {
 }
 
 impl TokenList {
-    fn read(file: &Path) -> Result<Self, CommandError> {
+    fn read(file: &Path) -> CommandResult<Self> {
         let tokens = NodeTokens::parse(&read(file)?);
         let nodes = tokens.entries().into_iter().map(|(node, entry)| {
             let token = match entry {
@@ -136,7 +136,7 @@ impl TokenList {
     }
 }
 
-fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, CommandError> {
+fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> CommandResult {
     let edit = FileEdit::start(file)?;
     let token = random_token();
     let text = rotate(&edit.text, node, &token).map_err(|error| refused(&error, file))?;
@@ -161,7 +161,7 @@ fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, Com
     ))
 }
 
-fn finish_rotation_of(file: &Path, node: &NodeName) -> Result<String, CommandError> {
+fn finish_rotation_of(file: &Path, node: &NodeName) -> CommandResult {
     let edit = FileEdit::start(file)?;
     edit.replace(&finish_rotation(&edit.text, node).map_err(|error| refused(&error, file))?)?;
     Ok(format!(
@@ -183,7 +183,7 @@ fn refused(error: &RotateError, file: &Path) -> CommandError {
 }
 
 /// Returns the token file: the named one, or the one that the named or the default config names.
-fn token_file(named: Option<&Path>) -> Result<PathBuf, CommandError> {
+fn token_file(named: Option<&Path>) -> CommandResult<PathBuf> {
     let path = named.map_or_else(|| Role::Server.config(), Path::to_owned);
     if path.extension().is_none_or(|extension| extension != "toml") {
         return Ok(path);
@@ -193,7 +193,7 @@ fn token_file(named: Option<&Path>) -> Result<PathBuf, CommandError> {
     Ok(config.links.token_file)
 }
 
-fn read(path: &Path) -> Result<String, CommandError> {
+fn read(path: &Path) -> CommandResult {
     files::read_text(path).map_err(|cause| {
         let text =
             format!("cannot read {}: {cause}; name a token file, or a server's config", path.display());
@@ -202,7 +202,7 @@ fn read(path: &Path) -> Result<String, CommandError> {
 }
 
 /// Writes a token into a new file that only its user can read.
-fn write_new(path: &Path, token: &str) -> Result<(), CommandError> {
+fn write_new(path: &Path, token: &str) -> CommandResult<()> {
     files::create_private(path, &format!("{token}\n")).map_err(|cause| {
         let text = format!("cannot write {}: {cause}; choose a path that does not exist", path.display());
         CommandError::cannot_write(text)

@@ -9,6 +9,7 @@ use rcgen::{
 };
 use tunnel::command::Format;
 use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings, DoctorRole};
+use tunnel::config::Environment;
 
 use crate::certificates::Authority;
 use crate::enrol::join_at;
@@ -44,7 +45,9 @@ async fn found_in(
     let mut doctor_args =
         DoctorArgs { role, config, target: Vec::new(), node: None, kubeconfig: None, output: Format::Json };
     more(&mut doctor_args);
-    let found = assert_eventually("the doctor's findings", doctor::run(&doctor_args, variable)).await;
+    let found =
+        assert_eventually("the doctor's findings", doctor::run(&doctor_args, Environment::read(variable)))
+            .await;
     let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     let all: Vec<_> =
@@ -359,7 +362,7 @@ async fn a_peer_with_an_expired_certificate_gets_the_hint_to_renew_it() {
         kubeconfig: None,
         output: Format::Json,
     };
-    let findings = doctor::run(&doctor_args, |_| None).await.json();
+    let findings = doctor::run(&doctor_args, Environment::default()).await.json();
     assert!(findings.contains("renew server.links.cert of that server"), "{findings}");
     assert!(!findings.contains("from one CA"), "{findings}");
 }
@@ -397,7 +400,8 @@ async fn the_hint_for_a_refused_token_is_printed_once_even_if_the_edge_runs() {
         kubeconfig: None,
         output: Format::Text,
     };
-    let found = assert_eventually("the doctor's findings", doctor::run(&doctor_args, |_| None)).await;
+    let found =
+        assert_eventually("the doctor's findings", doctor::run(&doctor_args, Environment::default())).await;
     assert_eq!(remedies(&found), 1, "{}", found.text());
     assert!(found.text().contains("FAIL edge") && found.text().contains("FAIL token"), "{}", found.text());
 }

@@ -561,7 +561,7 @@ async fn a_running_server_says_which_sessions_a_new_config_would_end_and_ends_no
     }
     let new = text("rules = [{ users = [\"bob\"] }]\n[server.session]\nmax_sessions = 7");
     let file = ConfigFileArgs { file: Some(place.file("new.toml", &new)), kubeconfig: None };
-    let asked = diff(&file.read().unwrap(), None, None, &Environment::default(), Format::Text).await.unwrap();
+    let asked = diff(&file.read().unwrap(), None, &Environment::default(), Format::Text).await.unwrap();
     let expected = format!(
         "compared with the running server at {}:\nreload: judges sessions of server.connect again\n\
          reload: ends 2 sessions of alice\nrestart: changes server.session\n",

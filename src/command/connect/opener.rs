@@ -1,10 +1,10 @@
 //! Opening sessions as the settings say: at a CONNECT port, or over a link of this process.
 
 use crate::admission::denial::Denial;
-use crate::command::CommandError;
 use crate::command::client::ClientSettings;
 use crate::command::connect::port::ConnectPortClient;
 use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
+use crate::command::{CommandError, CommandResult};
 use crate::uplink::client::{UserLinkError, UserUplinks};
 use tunnel_proto::names::Target;
 
@@ -16,14 +16,14 @@ pub(crate) enum SessionOpener {
 
 impl SessionOpener {
     /// Returns the CONNECT port that the settings name. Links to their servers instead if they name none.
-    pub(crate) async fn reach(settings: ClientSettings, print_line: PrintLine) -> Result<Self, CommandError> {
+    pub(crate) async fn reach(settings: ClientSettings, print_line: PrintLine) -> CommandResult<Self> {
         let Some(links) = settings.links else { return Ok(Self::Port(ConnectPortClient::new(&settings)?)) };
         let links = UserUplinks::connect(links).await.map_err(|why| no_link(&why))?;
         Ok(Self::Links(Box::new(links), print_line))
     }
 
     /// Checks early that sessions may be opened.
-    pub(super) async fn check(&self) -> Result<(), CommandError> {
+    pub(super) async fn check(&self) -> CommandResult<()> {
         match self {
             Self::Port(port) => port.check_password_path().await,
             Self::Links(..) => Ok(()),
@@ -31,7 +31,7 @@ impl SessionOpener {
     }
 
     /// Opens a session to a target. Cancel safe.
-    pub(crate) async fn open(&self, target: &Target) -> Result<ConnectSession, CommandError> {
+    pub(crate) async fn open(&self, target: &Target) -> CommandResult<ConnectSession> {
         let (links, print_line) = match self {
             Self::Port(port) => return port.open(target).await,
             Self::Links(links, print_line) => (links, print_line.clone()),

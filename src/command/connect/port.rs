@@ -20,10 +20,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::command::CommandError;
 use crate::command::client::{ClientSettings, SourcedValue};
 use crate::command::connect::session::{ConnectSession, ConnectStream};
 use crate::command::http_request::{self, ReadBody};
+use crate::command::{CommandError, CommandResult};
 use tunnel_base::files;
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::dial::dial;
@@ -64,7 +64,7 @@ enum ConnectAddress {
 
 impl ConnectPortClient {
     /// Reads the files that the settings name.
-    pub(super) fn new(settings: &ClientSettings) -> Result<Self, CommandError> {
+    pub(super) fn new(settings: &ClientSettings) -> CommandResult<Self> {
         let ClientSettings { server: SourcedValue { value: url, source }, .. } = settings;
         let wrong = |why: &str| {
             let expected = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH";
@@ -115,14 +115,14 @@ impl ConnectPortClient {
 
     /// Checks early that the password may be sent to the server. A name that cannot be resolved now is no error: each
     /// session resolves it again.
-    pub(super) async fn check_password_path(&self) -> Result<(), CommandError> {
+    pub(super) async fn check_password_path(&self) -> CommandResult<()> {
         let ConnectAddress::At(at) = &self.address else { return Ok(()) };
         let Ok(addresses) = resolve(at).await else { return Ok(()) };
         self.check_password_to(&addresses)
     }
 
     /// Returns an error if the password would cross a network unencrypted.
-    fn check_password_to(&self, addresses: &[SocketAddr]) -> Result<(), CommandError> {
+    fn check_password_to(&self, addresses: &[SocketAddr]) -> CommandResult<()> {
         let is_local = |at: &SocketAddr| canonical_ip(at.ip()).is_loopback();
         if !self.only_loopback || addresses.iter().all(is_local) {
             return Ok(());
@@ -134,7 +134,7 @@ impl ConnectPortClient {
     }
 
     /// Opens a session to a target. Cancel safe.
-    pub(super) async fn open(&self, target: &Target) -> Result<ConnectSession, CommandError> {
+    pub(super) async fn open(&self, target: &Target) -> CommandResult<ConnectSession> {
         let failed =
             |why: &dyn fmt::Display| CommandError::unavailable(format!("cannot connect to {self}: {why}"));
         let unreached = |why: &dyn fmt::Display| failed(&format_args!("{why}\n  hint: {NO_SERVER}"));
@@ -185,7 +185,7 @@ impl ConnectPortClient {
         &self,
         stream: C,
         request: Request<Full<Bytes>>,
-    ) -> Result<Socket<C>, CommandError> {
+    ) -> CommandResult<Socket<C>> {
         let broken = |cause: hyper::Error| {
             if cause.is_parse() {
                 self.no_connect_port()
@@ -215,7 +215,7 @@ impl ConnectPortClient {
         ))
     }
 
-    fn request(&self, target: &Target, trace: &str) -> Result<Request<Full<Bytes>>, CommandError> {
+    fn request(&self, target: &Target, trace: &str) -> CommandResult<Request<Full<Bytes>>> {
         let text = target.to_string();
         let mut request = Request::connect(&*text).header(HOST, &*text).header(TRACE, trace);
         if let Some(authorization) = &self.authorization {
@@ -258,10 +258,7 @@ fn refusal(answer: Response<ReadBody>, login_hint: &str) -> CommandError {
     }
 }
 
-fn encryption(
-    settings: &ClientSettings,
-    at: &Target,
-) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
+fn encryption(settings: &ClientSettings, at: &Target) -> CommandResult<(TlsConnector, ServerName<'static>)> {
     let ClientSettings { trust, identity, .. } = settings.clone();
     let settings = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
     let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
@@ -269,7 +266,7 @@ fn encryption(
     Ok((TlsConnector::from(config.load()), name))
 }
 
-fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, CommandError> {
+fn authorization(settings: &ClientSettings) -> CommandResult<Option<HeaderValue>> {
     let (user, file) = match (&settings.user, &settings.password_file) {
         (None, None) => return Ok(None),
         (Some(user), Some(file)) => (&user.value, &file.value),

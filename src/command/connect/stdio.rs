@@ -13,8 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::command::CommandError;
 use crate::command::connect::session::{ConnectSession, interrupted};
+use crate::command::{CommandError, CommandResult};
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use crate::startup::signals::hangup;
 use tunnel_net::ChunkStream as _;
@@ -28,7 +28,7 @@ use tunnel_net::socket::{Connection, Socket};
 /// # Errors
 ///
 /// Returns an error if the session, stdin or stdout failed.
-pub(super) async fn carry(session: ConnectSession) -> Result<(), CommandError> {
+pub(super) async fn carry(session: ConnectSession) -> CommandResult<()> {
     let failed = |cause: io::Error| interrupted(&cause.to_string());
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let stdio = Stdio {
@@ -46,7 +46,7 @@ pub(super) async fn carry(session: ConnectSession) -> Result<(), CommandError> {
 }
 
 /// Copies both ways.
-async fn copy(stdio: Stdio, mut session: ConnectSession) -> Result<(), CommandError> {
+async fn copy(stdio: Stdio, mut session: ConnectSession) -> CommandResult<()> {
     let mut here = Socket::new(stdio, BufferPool::new());
     let ended = session.carry(&mut here).await;
     // Bytes received before a failure are still written.

@@ -4,6 +4,7 @@ use std::os::unix::fs::fchown;
 use clap::Parser as _;
 use tokio::net::TcpSocket;
 
+use crate::command::CommandResult;
 use crate::command::connect::port::ConnectPortClient;
 
 use super::*;
@@ -48,7 +49,7 @@ fn connect_listens_on_loopback_unless_an_address_is_given() {
     assert!(error.contains("--listen") && error.contains("expected IP:PORT"), "{error}");
 }
 
-fn endpoint(args: &[&str]) -> Result<ConnectPortClient, CommandError> {
+fn endpoint(args: &[&str]) -> CommandResult<ConnectPortClient> {
     ConnectPortClient::new(&ClientSettings::find(&connect_args(args).client, |_| None)?)
 }
 

@@ -15,10 +15,9 @@ use tunnel_proto::names::{Instance, NodeName};
 /// Reads the user's file. Returns what her program links with.
 pub(super) fn caller(
     args: &DoctorArgs,
-    variable: fn(&str) -> Option<String>,
+    mut env: Environment,
     found: &mut DoctorFindings,
 ) -> Tested<(Caller, UserLinkConfig)> {
-    let mut env = Environment::read(variable);
     env.client_file = args.config.clone().or(env.client_file);
     let path = env.client_file.clone().ok_or_else(|| {
         Finding::error("config", "neither HOME nor XDG_CONFIG_HOME is set", "a home directory", "")

@@ -6,7 +6,7 @@ use crate::command::join::requests::JoinClient;
 use crate::command::join::{ENTRIES, JoinArgs, UNIT_SOURCE};
 use crate::command::machine_files::{checked, edge_config, folder_on_machine, random_token, tls_note};
 use crate::command::output_dir::OutputDir;
-use crate::command::{CONFIG_DIR, CommandError, Role};
+use crate::command::{CONFIG_DIR, CommandError, CommandResult, Role};
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
@@ -22,7 +22,7 @@ pub(super) async fn join(
     code: &InvitationCode,
     invitee: &Invitee,
     env: &Environment,
-) -> Result<String, CommandError> {
+) -> CommandResult {
     let node = &node_of_this_machine(invitee, args.node.as_ref(), env)?;
     let to = folder_on_machine("--install-dir", &args.install_dir)?;
     // Local steps that can fail come first, because an invitation can be used only once.
@@ -51,7 +51,7 @@ fn node_of_this_machine(
     invitee: &Invitee,
     named: Option<&NodeName>,
     env: &Environment,
-) -> Result<NodeName, CommandError> {
+) -> CommandResult<NodeName> {
     let (from, node) = match (named, invitee, env.node_name.as_deref().filter(|name| !name.is_empty())) {
         (Some(node), ..) => ("--node", node.clone()),
         (None, Invitee::Node(node), _) => return Ok(node.clone()),

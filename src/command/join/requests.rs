@@ -14,9 +14,9 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::either::Either;
 
-use crate::command::CommandError;
 use crate::command::join::JoinArgs;
 use crate::command::output_dir::OutputDir;
+use crate::command::{CommandError, CommandResult};
 use crate::config::Environment;
 use crate::invitations::code::{InvitationCode, pin_of};
 use crate::uplink::link_dialer::messages::{for_user, no_connection};
@@ -45,13 +45,8 @@ pub(super) struct JoinClient<'a> {
     resolver: Resolver,
     /// Whether a proxy on the path passes only WebSockets.
     in_websocket: AtomicBool,
-}
-
-/// The error if no server granted the request.
-struct JoinError {
-    failure: CommandError,
-    /// Whether it is certain that no server granted it.
-    is_final: bool,
+    /// Whether a server may have granted the request.
+    was_sent: AtomicBool,
 }
 
 /// The error of an attempt at one server.
@@ -77,7 +72,7 @@ impl<'a> JoinClient<'a> {
         folder: OutputDir,
         ca_file: &'static str,
         env: &Environment,
-    ) -> Result<Self, CommandError> {
+    ) -> CommandResult<Self> {
         let joining = JoinCredentials { secret: code.secret(), name, token: token.to_owned() };
         let name = args.tls_server_name.as_ref().unwrap_or(&args.server.host).to_string();
         Ok(Self {
@@ -90,6 +85,7 @@ impl<'a> JoinClient<'a> {
             proxy: env.proxy.parse().map_err(|cause| CommandError::unusable(cause.to_string()))?,
             resolver: Resolver::system(),
             in_websocket: AtomicBool::new(false),
+            was_sent: AtomicBool::new(false),
         })
     }
 
@@ -98,32 +94,27 @@ impl<'a> JoinClient<'a> {
     /// token.
     pub(crate) async fn join(
         self,
-        write: impl FnOnce(&OutputDir, &[Target], Option<&Host>) -> Result<(), CommandError>,
-    ) -> Result<(), CommandError> {
-        match self.ask_and_write(write).await {
+        write: impl FnOnce(&OutputDir, &[Target], Option<&Host>) -> CommandResult<()>,
+    ) -> CommandResult<()> {
+        let written = async {
+            let (authority, others) = self.ask().await?;
+            self.folder.write(self.ca_file, &authority)?;
+            let JoinArgs { server, tls_server_name, .. } = self.args;
+            let mut servers = vec![server.clone()];
+            servers.extend(self.reached(&others).await);
+            // The address of another server need not be in its certificate.
+            let name = tls_server_name.as_ref().or((servers.len() > 1).then_some(&server.host));
+            write(&self.folder, &servers, name)
+        };
+        match written.await {
             Ok(()) => self.folder.finish(),
-            Err(JoinError { failure, is_final }) => {
-                if !is_final {
+            Err(failure) => {
+                if self.was_sent.load(Relaxed) {
                     self.folder.keep();
                 }
                 Err(failure)
             }
         }
-    }
-
-    async fn ask_and_write(
-        &self,
-        write: impl FnOnce(&OutputDir, &[Target], Option<&Host>) -> Result<(), CommandError>,
-    ) -> Result<(), JoinError> {
-        let (authority, others) = self.ask().await?;
-        let not_final = |failure| JoinError { failure, is_final: false };
-        self.folder.write(self.ca_file, &authority).map_err(not_final)?;
-        let JoinArgs { server, tls_server_name, .. } = self.args;
-        let mut servers = vec![server.clone()];
-        servers.extend(self.reached(&others).await);
-        // The address of another server need not be in its certificate.
-        let name = tls_server_name.as_ref().or((servers.len() > 1).then_some(&server.host));
-        write(&self.folder, &servers, name).map_err(not_final)
     }
 
     /// Returns those other servers that this machine reaches, and that have the name of the first one. Their addresses
@@ -148,10 +139,9 @@ impl<'a> JoinClient<'a> {
     }
 
     /// Returns the CAs (PEM) to trust the servers with, and the other servers. Tries each address several times.
-    async fn ask(&self) -> Result<(String, Vec<String>), JoinError> {
+    async fn ask(&self) -> CommandResult<(String, Vec<String>)> {
         let mut foreign = None;
         let mut last = String::new();
-        let mut was_sent = false;
         let mut pause = INITIAL_PAUSE;
         for round in 0..MAX_ATTEMPTS {
             if round > 0 {
@@ -159,26 +149,24 @@ impl<'a> JoinClient<'a> {
                 pause *= 2;
             }
             let mut may_mend = false;
-            let found = self.addresses().await;
-            let mut left = found.map_err(|failure| JoinError { failure, is_final: !was_sent })?;
+            let mut left = self.addresses().await?;
             while !left.is_empty() {
                 match self.ask_first(&mut left).await {
-                    Ok(granted) => return Ok(granted),
+                    Ok(granted) => {
+                        self.was_sent.store(true, Relaxed);
+                        return Ok(granted);
+                    }
                     Err(JoinAttemptError::Refused(text)) => {
-                        let text = format!("{text}{}", hint_after(was_sent));
-                        return Err(JoinError { failure: CommandError::refused(text), is_final: !was_sent });
+                        return Err(CommandError::refused(text + self.hint_after()));
                     }
-                    Err(JoinAttemptError::Here(failure)) => {
-                        return Err(JoinError { failure, is_final: !was_sent });
-                    }
+                    Err(JoinAttemptError::Here(failure)) => return Err(failure),
                     Err(JoinAttemptError::Foreign(text)) => foreign = Some(text),
                     Err(JoinAttemptError::Unanswered { text, sent }) => {
                         may_mend = true;
                         // What a server made of the invitation tells more than another one's silence after it.
-                        if sent || !was_sent {
+                        if !self.was_sent.fetch_or(sent, Relaxed) || sent {
                             last = text;
                         }
-                        was_sent |= sent;
                     }
                 }
             }
@@ -188,9 +176,16 @@ impl<'a> JoinClient<'a> {
             }
         }
         // An answer is more telling than none.
-        let why = foreign.filter(|_| !was_sent).unwrap_or(last);
-        let text = format!("{}: {why}{}", self.args.server, hint_after(was_sent));
-        Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
+        let why = foreign.filter(|_| !self.was_sent.load(Relaxed)).unwrap_or(last);
+        Err(CommandError::unavailable(format!("{}: {why}{}", self.args.server, self.hint_after())))
+    }
+
+    /// Returns the hint after a request that may have been granted although no answer says so. May be empty.
+    fn hint_after(&self) -> &'static str {
+        match self.was_sent.load(Relaxed) {
+            true => "; it may have been granted; run the same command again to continue",
+            false => "",
+        }
     }
 
     /// Requests to join at the first server that answers, and removes that from the list; all of them if none does.
@@ -301,18 +296,13 @@ impl<'a> JoinClient<'a> {
     }
 
     /// Returns the addresses of the servers, or of the proxy for them.
-    async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
+    async fn addresses(&self) -> CommandResult<Vec<SocketAddr>> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.args.server));
         let found = self.resolver.lookup_target(proxy.map_or(&self.args.server, OutboundProxy::at)).await;
         let mut addresses = found.map_err(|cause| CommandError::unavailable(cause.to_string()))?;
         addresses.shuffle(&mut rand::rng());
         Ok(addresses)
     }
-}
-
-/// Returns the hint after a request that may have been granted although no answer says so. May be empty.
-fn hint_after(was_sent: bool) -> &'static str {
-    if was_sent { "; it may have been granted; run the same command again to continue" } else { "" }
 }
 
 fn unanswered(text: String) -> JoinAttemptError {

@@ -4,12 +4,12 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use crate::command::CommandError;
 use crate::command::client::{device_of_this_machine, token_in};
 use crate::command::join::requests::JoinClient;
 use crate::command::join::{JoinArgs, UNIT_SOURCE};
 use crate::command::machine_files::{quoted_list, random_token};
 use crate::command::output_dir::OutputDir;
+use crate::command::{CommandError, CommandResult};
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
 use tunnel_proto::names::{Host, Target, UserDevice, UserName};
@@ -24,7 +24,7 @@ pub(super) async fn join(
     code: &InvitationCode,
     user: &UserName,
     env: &Environment,
-) -> Result<String, CommandError> {
+) -> CommandResult {
     let device = args.device.clone().map_or_else(device_of_this_machine, Ok)?;
     let path = env.client_file.as_ref().ok_or_else(|| {
         CommandError::usage(

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use crate::command::CommandError;
+use crate::command::{CommandError, CommandResult};
 use crate::config::{self, Warning};
 use tunnel_base::files;
 use tunnel_proto::printable::printable;
@@ -27,7 +27,7 @@ struct ReferenceComments<'r> {
 }
 
 /// Returns SuperEdge's config in this program's schema. Reads `stdin` if the file is `-`.
-pub(crate) fn migrate(file: &Path, stdin: impl Read) -> Result<String, CommandError> {
+pub(crate) fn migrate(file: &Path, stdin: impl Read) -> CommandResult {
     let name = file.display().to_string();
     let text = if name == "-" { read(stdin) } else { std::fs::File::open(file).and_then(read) };
     let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;

@@ -3,9 +3,9 @@
 use std::io::Read;
 use std::path::Path;
 
-use crate::command::CommandError;
+use crate::command::{CommandError, CommandResult};
 use crate::parts;
 
-pub(crate) fn migrate(_: &Path, _: impl Read) -> Result<String, CommandError> {
+pub(crate) fn migrate(_: &Path, _: impl Read) -> CommandResult {
     parts::SUPEREDGE.map(|()| String::new()).map_err(CommandError::usage)
 }

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use crate::command::CommandError;
 use crate::command::file_edit::FileEdit;
+use crate::command::{CommandError, CommandResult};
 use crate::config::Environment;
 use tunnel_base::files;
 
@@ -16,7 +16,7 @@ use tunnel_base::files;
 /// # Errors
 ///
 /// Returns an error if a file cannot be changed, or something else wrote the file.
-pub(super) fn set(env: &Environment, block: Option<&str>) -> Result<String, CommandError> {
+pub(super) fn set(env: &Environment, block: Option<&str>) -> CommandResult {
     let dir = env.home.as_ref().map(|home| home.join(".ssh"));
     let dir = dir.ok_or_else(|| CommandError::usage("set HOME to an absolute path"))?;
     let own = dir.join(OWN_FILE);
@@ -48,7 +48,7 @@ pub(super) fn set(env: &Environment, block: Option<&str>) -> Result<String, Comm
 }
 
 /// Includes the file at the top of ssh's config, or removes that line. Further below it would be part of a `Host` block.
-fn include(config: &Path, is_wanted: bool) -> Result<(), CommandError> {
+fn include(config: &Path, is_wanted: bool) -> CommandResult<()> {
     let failed = |cause| CommandError::cannot_write(format!("cannot change {}: {cause}", config.display()));
     if !config.is_symlink() && !config.exists() {
         return if is_wanted { files::create_private(config, INCLUDE).map_err(failed) } else { Ok(()) };
