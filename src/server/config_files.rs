@@ -67,7 +67,7 @@ impl LoadedServerFiles {
         let invitations = settings.invitations.store != InvitationStoreKind::None;
         let file = &settings.links.token_file;
         let by_cluster = edge_ca(settings).is_some() || settings.service_account.is_some();
-        let tokens = edge_links::read(file, by_cluster, invitations, egress, startup);
+        let tokens = edge_links::read(file, by_cluster || invitations, egress, startup);
         let resolver = Resolver::system();
         let dns = match settings.dns.resolvers.as_slice() {
             [] => Ok(resolver.clone()),

@@ -74,19 +74,17 @@ struct EdgeLink {
     credentials: EdgeCredentials,
 }
 
-/// Reads the token file. `by_cluster` means that certificates or pods prove edges as well, `invitations` that they may
-/// join, and `egress` that kube-apiserver's traffic arrives here.
+/// Reads the token file. `is_optional` means that edges can prove themselves without it, and `egress` that
+/// kube-apiserver's traffic arrives here.
 pub(crate) fn read(
     file: &Path,
-    by_cluster: bool,
-    invitations: bool,
+    is_optional: bool,
     egress: bool,
     startup: &mut StartupErrorCollector,
 ) -> Result<ReloadedValue<NodeTokens>, NotPrepared> {
     let path = file.to_owned();
     let first = AtomicBool::new(true);
     let key = startup.spelled(TOKEN_FILE);
-    let is_optional = by_cluster || invitations;
     let tokens = ReloadedValue::file(file, move |text| {
         let tokens = NodeTokens::parse(&String::from_utf8_lossy(text));
         for (line, error) in tokens.errors() {
@@ -106,9 +104,8 @@ pub(crate) fn read(
         Ok(tokens)
     });
     let tokens = startup.collect(StartupErrorKind::Config, &[TOKEN_FILE], tokens)?;
-    if !invitations && tokens.load().is_empty() {
-        let who = if by_cluster { "every edge that the cluster does not prove" } else { "every edge" };
-        warn!(file = %file.display(), refused = %who, "token file has no token");
+    if !is_optional && tokens.load().is_empty() {
+        warn!(file = %file.display(), refused = "every edge", "token file has no token");
     }
     Ok(tokens)
 }
