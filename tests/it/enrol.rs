@@ -172,7 +172,8 @@ async fn a_machine_that_joins_knows_the_other_servers_that_it_reaches() {
     let servers: Vec<_> = configs.iter().map(|text| TestServer::from_text(text)).collect();
     let [first, second] = [0, 1].map(|number| servers[number].server.bound.grpc);
     let to = place.path().join("etc");
-    join(second, &invited(&servers[0]).await, &to).await.unwrap();
+    let output = join(second, &invited(&servers[0]).await, &to).await.unwrap();
+    assert!(output.contains("left out 127.") && output.contains("does not reach it"), "{output}");
     assert!(settings(&to).contains(&format!("servers = [\"{second}\", \"{first}\"]\n")), "{}", settings(&to));
     let code = invited_user(&servers[0], "alice", Duration::from_secs(60)).await;
     let links = join_as_user(&place, second, &code, "laptop").await.unwrap();

@@ -31,7 +31,7 @@ pub(super) async fn join(
     let named = std::slice::from_ref(&args.server);
     folder.write(CONFIG_FILE, &edge_config(node, named, args.tls_server_name.as_ref(), false, to))?;
     let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
-    join_client
+    let note = join_client
         .join(|folder, servers, dns| {
             let config = |dir: &str| edge_config(node, servers, dns, false, dir);
             folder.write(CONFIG_FILE, &config(to))?;
@@ -39,7 +39,7 @@ pub(super) async fn join(
         })
         .await?;
     Ok(format!(
-        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
+        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token\n{note}next, here:\n  tunnel edge -c {to}/edge.toml\n\
          or, to let systemd start it now and at every boot:\n{}{}",
         systemd_lines(to),
         tls_note(node),

@@ -91,23 +91,34 @@ impl<'a> JoinClient<'a> {
 
     /// Joins, lets `write` write and check the files that name the servers and the name in their certificates, and moves
     /// all files to their final place. An attempt that may have been granted keeps them: the next one uses the same
-    /// token.
+    /// token. Returns a note about servers that the files do not name.
     pub(crate) async fn join(
         self,
         write: impl FnOnce(&OutputDir, &[Target], Option<&Host>) -> CommandResult<()>,
-    ) -> CommandResult<()> {
+    ) -> CommandResult<String> {
         let written = async {
             let (authority, others) = self.ask().await?;
             self.folder.write(self.ca_file, &authority)?;
             let JoinArgs { server, tls_server_name, .. } = self.args;
             let mut servers = vec![server.clone()];
-            servers.extend(self.reached(&others).await);
+            let mut left_out = Vec::new();
+            for (other, is_reached) in self.reached(&others).await {
+                if is_reached { servers.push(other) } else { left_out.push(other.to_string()) }
+            }
             // The address of another server need not be in its certificate.
             let name = tls_server_name.as_ref().or((servers.len() > 1).then_some(&server.host));
-            write(&self.folder, &servers, name)
+            write(&self.folder, &servers, name)?;
+            if left_out.is_empty() {
+                return Ok(String::new());
+            }
+            let name = name.unwrap_or(&server.host);
+            let left_out = left_out.join(", ");
+            Ok(format!(
+                "left out {left_out}: this machine does not reach it, or its certificate is not for {name}\n"
+            ))
         };
         match written.await {
-            Ok(()) => self.folder.finish(),
+            Ok(note) => self.folder.finish().map(|()| note),
             Err(failure) => {
                 if self.was_sent.load(Relaxed) {
                     self.folder.keep();
@@ -117,9 +128,9 @@ impl<'a> JoinClient<'a> {
         }
     }
 
-    /// Returns those other servers that this machine reaches, and that have the name of the first one. Their addresses
-    /// may be private.
-    async fn reached(&self, others: &[String]) -> Vec<Target> {
+    /// Returns the other servers, each with whether this machine reaches it and it has the name of the first one. Their
+    /// addresses may be private.
+    async fn reached(&self, others: &[String]) -> Vec<(Target, bool)> {
         // A proxy is asked for the named server only.
         if self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&self.args.server)) {
             return Vec::new();
@@ -127,15 +138,24 @@ impl<'a> JoinClient<'a> {
         let known = &self.addresses().await.unwrap_or_default();
         let trust = &Trust::Ca(self.folder.unfinished().join(self.ca_file));
         let attempts = others.iter().filter_map(|other| other.parse().ok()).map(|other: Target| async move {
-            let addresses = self.resolver.lookup_target(&other).await.ok()?;
-            let at = *addresses.iter().find(|at| !known.contains(at))?;
-            let socket = dial(&other.host, &[at], OTHERS_TIMEOUT).await.ok()?;
-            // Each may be behind another proxy.
-            let in_websocket = &AtomicBool::new(self.in_websocket.load(Relaxed));
-            let proved = timeout(OTHERS_TIMEOUT, self.encrypted(socket, at, trust, in_websocket)).await;
-            proved.is_ok_and(|proved| proved.is_ok()).then_some(other)
+            let addresses = self.resolver.lookup_target(&other).await.unwrap_or_default();
+            let Some(&at) = addresses.iter().find(|at| !known.contains(at)) else {
+                // Known addresses are those of the first server itself.
+                return addresses.is_empty().then_some((other, false));
+            };
+            let is_proved = self.is_proved(&other, at, trust).await;
+            Some((other, is_proved))
         });
         join_all(attempts).await.into_iter().flatten().collect()
+    }
+
+    /// Returns true if another server answers at this address, and has the name of the first one.
+    async fn is_proved(&self, other: &Target, at: SocketAddr, trust: &Trust) -> bool {
+        let Ok(socket) = dial(&other.host, &[at], OTHERS_TIMEOUT).await else { return false };
+        // Each may be behind another proxy.
+        let in_websocket = AtomicBool::new(self.in_websocket.load(Relaxed));
+        let proved = timeout(OTHERS_TIMEOUT, self.encrypted(socket, at, trust, &in_websocket)).await;
+        proved.is_ok_and(|proved| proved.is_ok())
     }
 
     /// Returns the CAs (PEM) to trust the servers with, and the other servers. Tries each address several times.

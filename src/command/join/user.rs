@@ -40,12 +40,12 @@ pub(super) async fn join(
     let first = client_toml(&name, &random_token(), &[], None);
     let token = token_in(&folder.write_once(CLIENT_FILE, &first)?).unwrap_or_else(random_token);
     let join_client = JoinClient::new(args, code, name.to_string(), &token, folder, CA_FILE, env)?;
-    join_client
+    let note = join_client
         .join(|folder, servers, dns| folder.write(CLIENT_FILE, &client_toml(&name, &token, servers, dns)))
         .await?;
     Ok(format!(
         "this machine has joined as {user}'s device {device}; in {}, for this user only: {CLIENT_FILE}, {CA_FILE}\n\
-         next, for the nodes that {user} may reach:\n  \
+         {note}next, for the nodes that {user} may reach:\n  \
          tunnel nodes\n  tunnel ssh USER@NODE\n\
          or, to let systemd keep a proxy for your programs now and after each login:\n  \
          systemctl --user enable --now tunnel-proxy    {UNIT_SOURCE}\n",
