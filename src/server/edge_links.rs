@@ -195,10 +195,14 @@ impl EdgeAuthenticator {
         credentials: &mut EdgeCredentials,
         from: IpAddr,
     ) -> Result<(), GuessError<TokenError>> {
-        if self.check_node(credentials).map_err(known)? {
-            return Ok(());
-        }
         let name = credentials.hello.node.as_str().to_ascii_lowercase();
+        match self.check_node(credentials).map_err(known) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // It counts as well, otherwise a caller with too many guesses would be told which names are blocked.
+            Err(GuessError::Wrong(why)) => return self.guesses.judge(Source::of(from), &name, || Err(why)),
+            Err(why) => return Err(why),
+        }
         let token = &credentials.hello.token;
         let pod_tokens = self.pod_tokens.as_ref().filter(|_| is_service_account_token(token));
         let Some(pod_tokens) = pod_tokens else {
@@ -660,6 +664,10 @@ mod tests {
         {
             let refused = call(name, &format!("eyJ.{name}.")).await;
             assert_eq!(refused.err(), Some(GuessError::Wrong(expected)));
+            for _ in 1..MAX_WRONG_TOKENS {
+                assert!(matches!(call(name, "guess").await, Err(GuessError::Wrong(_))));
+            }
+            assert_eq!(call(name, "guess").await.err(), Some(GuessError::TooMany), "like any other name");
         }
         assert_eq!(*pods.reviews.lock(), reviews, "kube-apiserver is not asked");
 
