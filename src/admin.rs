@@ -43,7 +43,7 @@ use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::page::{PageViewers, live_page};
 use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
-use crate::admin::requester::AdminRequester;
+use crate::admin::requester::{AdminRequest, AdminRequester};
 use crate::admin::responses::{
     AdminResponse, json, method_not_allowed, not_found, plain_text, read_body, text,
 };
@@ -117,8 +117,7 @@ pub trait AdminProcess: fmt::Debug + Send + Sync {
     fn answer<'a>(
         &'a self,
         admin: &'a AdminContext,
-        request: Request<Incoming>,
-        requester: &'a AdminRequester,
+        request: AdminRequest<'a>,
     ) -> BoxFuture<'a, AdminResponse>;
 }
 
@@ -227,7 +226,10 @@ impl AdminConnectionHandler {
         requester: AdminRequester,
         permit: &Permit,
     ) {
-        let answer = |request| self.admin.answer(request, self.port, &requester, &self.drain);
+        let answer = |http| {
+            let request = AdminRequest { http, requester: &requester };
+            self.admin.answer(request, self.port, &self.drain)
+        };
         serve_connection(socket, answer, &self.drain, permit).await;
     }
 }
@@ -319,14 +321,14 @@ impl AdminContext {
     /// Returns the response to one request.
     pub(crate) async fn answer(
         &self,
-        request: Request<Incoming>,
+        request: AdminRequest<'_>,
         port: AdminPortKind,
-        requester: &AdminRequester,
         drain: &Drain,
     ) -> Response<AdminBody> {
-        let path = request.uri().path();
-        let head = request.headers();
-        let private = PRIVATE.contains(&path) && READS.contains(request.method());
+        let AdminRequest { http, requester } = &request;
+        let path = http.uri().path();
+        let head = http.headers();
+        let private = PRIVATE.contains(&path) && READS.contains(http.method());
         let denied = match port {
             _ if PUBLIC.contains(&path) => None,
             AdminPortKind::All => self.authenticate(requester, head, private).await.err(),
@@ -341,7 +343,7 @@ impl AdminContext {
         match denied {
             Some(denied) => denied.map(AdminBody::Left),
             None if private && path == "/events" => self.events(requester, head, drain),
-            None => self.answer_at_once(request, requester).await.map(AdminBody::Left),
+            None => self.answer_at_once(request).await.map(AdminBody::Left),
         }
     }
 
@@ -356,14 +358,11 @@ impl AdminContext {
     }
 
     /// Returns the response to a request whose access has been checked; `/events` is not answered here.
-    pub(super) async fn answer_at_once(
-        &self,
-        request: Request<Incoming>,
-        requester: &AdminRequester,
-    ) -> AdminResponse {
-        let read = READS.contains(request.method());
-        let post = *request.method() == Method::POST;
-        match request.uri().path() {
+    pub(super) async fn answer_at_once(&self, request: AdminRequest<'_>) -> AdminResponse {
+        let AdminRequest { http, requester } = &request;
+        let read = READS.contains(http.method());
+        let post = *http.method() == Method::POST;
+        match http.uri().path() {
             "/metrics" | NODE_METRICS | NODE_TARGETS | "/livez" | "/readyz" | "/status" | "/nodes"
             | "/events" | "/"
                 if !read =>
@@ -372,22 +371,22 @@ impl AdminContext {
             }
             "/" => live_page(),
             "/status" => json(&self.status()),
-            "/metrics" => metrics(&request, |form| self.metrics.encode(form)),
+            "/metrics" => metrics(http, |form| self.metrics.encode(form)),
             "/livez" => plain_text(StatusCode::OK, "ok\n"),
             "/readyz" => ready(&self.readiness),
             // The text of a config may have secrets, and its errors may repeat what it names.
             CONFIG_PLAN if !matches!(requester, AdminRequester::LocalUser(_)) => not_found(),
             "/sessions/end" | CONFIG_PLAN if !post => method_not_allowed("POST", POST_ONLY),
-            CONFIG_PLAN => self.planner.answer(request).await.unwrap_or_else(identity),
-            "/sessions/end" => self.end_sessions(request, requester).await.unwrap_or_else(identity),
-            "/debug/flags/v" => self.set_level(request, requester).await,
-            _ => self.process.answer(self, request, requester).await,
+            CONFIG_PLAN => self.planner.answer(request.http).await.unwrap_or_else(identity),
+            "/sessions/end" => self.end_sessions(request).await.unwrap_or_else(identity),
+            "/debug/flags/v" => self.set_level(request).await,
+            _ => self.process.answer(self, request).await,
         }
     }
 
     /// Sets the log level like SuperEdge, with its texts and statuses, including 406.
-    async fn set_level(&self, request: Request<Incoming>, requester: &AdminRequester) -> AdminResponse {
-        if *request.method() != Method::PUT {
+    async fn set_level(&self, AdminRequest { http, requester }: AdminRequest<'_>) -> AdminResponse {
+        if *http.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
         // Clients of a port could fill the disk with debug lines. Only SuperEdge's own config expects this there.
@@ -395,7 +394,7 @@ impl AdminContext {
             return plain_text(StatusCode::FORBIDDEN, LEVEL_AT_SOCKET);
         }
         // Limited in time and size, because the client may be anyone who reaches the port.
-        let Some(body) = read_body(request, BODY_BYTES).await else {
+        let Some(body) = read_body(http, BODY_BYTES).await else {
             return plain_text(
                 StatusCode::BAD_REQUEST,
                 "failed set klog.logging.verbosity: the body is missing or too long\n",

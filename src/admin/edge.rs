@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, ready};
-use http::{Method, Request, StatusCode};
-use hyper::body::Incoming;
+use http::{Method, StatusCode};
 
-use crate::admin::requester::AdminRequester;
+use crate::admin::requester::AdminRequest;
 use crate::admin::responses::{AdminResponse, method_not_allowed, not_found, plain_text};
 use crate::admin::status::{LinkStatus, StatusResponse};
 use crate::admin::{AdminContext, AdminProcess, READ_ONLY};
@@ -32,14 +31,9 @@ impl AdminProcess for Uplinks {
         self.all()
     }
 
-    fn answer<'a>(
-        &'a self,
-        _: &'a AdminContext,
-        request: Request<Incoming>,
-        _: &'a AdminRequester,
-    ) -> BoxFuture<'a, AdminResponse> {
-        let answer = match request.uri().path() {
-            "/edge/healthz" if *request.method() != Method::GET => method_not_allowed("GET", READ_ONLY),
+    fn answer<'a>(&'a self, _: &'a AdminContext, request: AdminRequest<'a>) -> BoxFuture<'a, AdminResponse> {
+        let answer = match request.http.uri().path() {
+            "/edge/healthz" if *request.http.method() != Method::GET => method_not_allowed("GET", READ_ONLY),
             "/edge/healthz" if self.is_linked() => plain_text(StatusCode::OK, ""),
             "/edge/healthz" => plain_text(StatusCode::INTERNAL_SERVER_ERROR, ""),
             _ => not_found(),

@@ -3,8 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use http::HeaderMap;
 use http::header::HOST;
+use http::{HeaderMap, Request};
+use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
 use crate::admin::nodes::NodesResponse;
@@ -13,6 +14,15 @@ use tunnel_base::policy::{NodeGlob, Rule, canonical_ip};
 use tunnel_base::unix_time;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::names::{UserDevice, UserName};
+
+/// A request at an admin port or over a link, and who has sent it.
+#[derive(Debug)]
+pub struct AdminRequest<'a> {
+    /// The request.
+    pub http: Request<Incoming>,
+    /// Its sender.
+    pub requester: &'a AdminRequester,
+}
 
 /// The sender of a request at an admin port; decides which paths it may use.
 #[derive(derive_more::Display, Debug, Clone)]

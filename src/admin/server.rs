@@ -10,13 +10,12 @@ use std::convert::identity;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use http::{Method, Request, StatusCode};
-use hyper::body::Incoming;
+use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::DNS_CONDITION;
-use crate::admin::requester::AdminRequester;
+use crate::admin::requester::{AdminRequest, AdminRequester};
 use crate::admin::responses::{AdminResponse, json, method_not_allowed, not_found, plain_text};
 use crate::admin::server::invitations::{invite, leave, list, revoke};
 use crate::admin::server::nodes::scrape_targets;
@@ -137,27 +136,22 @@ impl AdminProcess for ServerAdmin {
     fn answer<'a>(
         &'a self,
         admin: &'a AdminContext,
-        request: Request<Incoming>,
-        requester: &'a AdminRequester,
+        request: AdminRequest<'a>,
     ) -> BoxFuture<'a, AdminResponse> {
-        Box::pin(self.answer_of_server(admin, request, requester))
+        Box::pin(self.answer_of_server(admin, request))
     }
 }
 
 impl ServerAdmin {
-    async fn answer_of_server(
-        &self,
-        admin: &AdminContext,
-        request: Request<Incoming>,
-        requester: &AdminRequester,
-    ) -> AdminResponse {
-        let get = *request.method() == Method::GET;
-        let post = *request.method() == Method::POST;
-        match request.uri().path() {
+    async fn answer_of_server(&self, admin: &AdminContext, request: AdminRequest<'_>) -> AdminResponse {
+        let AdminRequest { http, requester } = &request;
+        let get = *http.method() == Method::GET;
+        let post = *http.method() == Method::POST;
+        match http.uri().path() {
             "/nodes" => json(&self.visible_nodes(admin, requester).await),
-            NODE_METRICS => metrics(&request, |form| admin.node_metrics(self, form)),
+            NODE_METRICS => metrics(http, |form| admin.node_metrics(self, form)),
             NODE_TARGETS => {
-                let port = request.uri().query().and_then(|query| query.strip_prefix("port=")?.parse().ok());
+                let port = http.uri().query().and_then(|query| query.strip_prefix("port=")?.parse().ok());
                 match port {
                     Some(port) => json(&scrape_targets(&admin.nodes(self).await, port)),
                     None => plain_text(StatusCode::BAD_REQUEST, NO_PORT),
@@ -188,12 +182,10 @@ impl ServerAdmin {
             "/invitations" | "/revocations" | "/grants" | "/grants/revoke" if !post => {
                 method_not_allowed("POST", POST_ONLY)
             }
-            "/grants" => grants::give(self, request, requester).await.unwrap_or_else(identity),
-            "/grants/revoke" => grants::revoke(self, request, requester).await.unwrap_or_else(identity),
-            "/invitations" => {
-                invite(self.enrolment.get(), self.port, request, requester).await.unwrap_or_else(identity)
-            }
-            "/revocations" => revoke(self.enrolment.get(), request, requester).await.unwrap_or_else(identity),
+            "/grants" => grants::give(self, request).await.unwrap_or_else(identity),
+            "/grants/revoke" => grants::revoke(self, request).await.unwrap_or_else(identity),
+            "/invitations" => invite(self, request).await.unwrap_or_else(identity),
+            "/revocations" => revoke(self, request).await.unwrap_or_else(identity),
             _ => not_found(),
         }
     }

@@ -1,13 +1,12 @@
 //! Ends sessions for an operator.
 
+use http::StatusCode;
 use http::header::CONTENT_TYPE;
-use http::{Request, StatusCode};
-use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::admin::AdminContext;
-use crate::admin::requester::AdminRequester;
+use crate::admin::requester::{AdminRequest, AdminRequester};
 use crate::admin::responses::{AdminAnswer, json, plain_text, read_json};
 use crate::session_io::judged::SessionSubject;
 use tunnel_base::logging::AUDIT;
@@ -50,19 +49,16 @@ impl SessionSelection {
 impl AdminContext {
     /// Returns the response to `POST /sessions/end`. Any user of the machine can reach a port, so only a user who has
     /// proved a name may end sessions there.
-    pub(crate) async fn end_sessions(
-        &self,
-        request: Request<Incoming>,
-        requester: &AdminRequester,
-    ) -> AdminAnswer {
-        let actor = self.authenticate_person(requester, request.headers()).await?;
+    pub(crate) async fn end_sessions(&self, request: AdminRequest<'_>) -> AdminAnswer {
+        let AdminRequest { http, requester } = request;
+        let actor = self.authenticate_person(requester, http.headers()).await?;
         // A foreign page in a browser cannot send this type: the browser first asks whether it may.
-        let is_json = request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+        let is_json = http.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if matches!(requester, AdminRequester::Address(..)) && !is_json {
             let why = "Content-Type: expected application/json\n";
             return Err(plain_text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
-        let selection: SessionSelection = read_json(request).await?;
+        let selection: SessionSelection = read_json(http).await?;
         let SessionSelection { id, user, node } = &selection;
         if [id, user, node].into_iter().flatten().count() != 1 {
             return Err(plain_text(StatusCode::BAD_REQUEST, "expected one of id, user and node\n"));

@@ -1,10 +1,9 @@
 //! Grants, given and revoked through the admin socket of a server, or over the link of an admin.
 
-use http::{Request, StatusCode};
-use hyper::body::Incoming;
+use http::StatusCode;
 
 use crate::admin::grants::GrantRequest;
-use crate::admin::requester::AdminRequester;
+use crate::admin::requester::{AdminRequest, AdminRequester};
 use crate::admin::responses::{AdminAnswer, AdminResponse, json, plain_text, read_json};
 use crate::admin::server::ServerAdmin;
 use crate::admin::server::invitations::{enrolment_error, no_invitations};
@@ -18,13 +17,10 @@ pub(crate) fn list(server: &ServerAdmin) -> AdminResponse {
 }
 
 /// Returns the response to `POST /grants`.
-pub(crate) async fn give(
-    server: &ServerAdmin,
-    request: Request<Incoming>,
-    requester: &AdminRequester,
-) -> AdminAnswer {
+pub(crate) async fn give(server: &ServerAdmin, request: AdminRequest<'_>) -> AdminAnswer {
+    let requester = request.requester;
     let enrolment = server.enrolment.get().ok_or_else(no_invitations)?;
-    let GrantRequest { user, nodes, ports, seconds, with_join_keys } = read_json(request).await?;
+    let GrantRequest { user, nodes, ports, seconds, with_join_keys } = read_json(request.http).await?;
     let refused = |why: String| plain_text(StatusCode::FORBIDDEN, why);
     requester.check_user(Some(&user)).map_err(refused)?;
     let (rights, from) = match requester {
@@ -64,13 +60,10 @@ pub(crate) async fn give(
 }
 
 /// Returns the response to `POST /grants/revoke`: how many there were. It only takes rights away, so each admin may.
-pub(crate) async fn revoke(
-    server: &ServerAdmin,
-    request: Request<Incoming>,
-    requester: &AdminRequester,
-) -> AdminAnswer {
+pub(crate) async fn revoke(server: &ServerAdmin, request: AdminRequest<'_>) -> AdminAnswer {
+    let requester = request.requester;
     let enrolment = server.enrolment.get().ok_or_else(no_invitations)?;
-    let selection: GrantSelection = read_json(request).await?;
+    let selection: GrantSelection = read_json(request.http).await?;
     let revoked = enrolment.revoke_grants(&selection, &requester.to_string()).await;
     match revoked.map_err(|why| enrolment_error(&why))? {
         0 => Err(plain_text(StatusCode::NOT_FOUND, "there is no such grant; tunnel grants lists them\n")),

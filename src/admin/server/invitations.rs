@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, StatusCode};
-use hyper::body::Incoming;
+use http::StatusCode;
 use serde::Deserialize;
 
 use crate::admin::invitations::{
     InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
 };
-use crate::admin::requester::AdminRequester;
+use crate::admin::requester::AdminRequest;
 use crate::admin::responses::{AdminAnswer, AdminResponse, json, plain_text, read_json};
+use crate::admin::server::ServerAdmin;
 use crate::enrolment::{NewInvitation, SharedEnrolments};
 use crate::invitations::invitee::Invitee;
 use tunnel_proto::names::{Target, UserDevice};
@@ -34,18 +34,15 @@ struct InvitationRequest {
     keep: bool,
 }
 
-/// Returns the response to `POST /invitations`. `port` is the port to which edges link.
-pub(crate) async fn invite(
-    enrolment: Option<&Arc<SharedEnrolments>>,
-    port: u16,
-    request: Request<Incoming>,
-    requester: &AdminRequester,
-) -> AdminAnswer {
-    let (enrolment, invitee, wish) = parse_request(enrolment, request, requester).await?;
+/// Returns the response to `POST /invitations`.
+pub(crate) async fn invite(server: &ServerAdmin, request: AdminRequest<'_>) -> AdminAnswer {
+    let who = request.requester.to_string();
+    let (enrolment, invitee, wish) = parse_request(server, request).await?;
     let (invitee, lasting) = check_invitation(invitee, &wish)
         .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))?;
-    let made = enrolment.invite(&invitee, wish.uses, lasting, wish.keep, &requester.to_string()).await;
+    let made = enrolment.invite(&invitee, wish.uses, lasting, wish.keep, &who).await;
     let NewInvitation { code, until, key, host } = made.map_err(|why| enrolment_error(&why))?;
+    let port = server.port;
     let cloud = host.map_or_else(|| format!("CLOUD:{port}"), |host| Target { host, port }.to_string());
     Ok(json(&InvitationResponse { code: code.to_string(), until, cloud, key }))
 }
@@ -77,14 +74,10 @@ pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> AdminAnsw
 }
 
 /// Returns the response to `POST /revocations`.
-pub(crate) async fn revoke(
-    enrolment: Option<&Arc<SharedEnrolments>>,
-    request: Request<Incoming>,
-    requester: &AdminRequester,
-) -> AdminAnswer {
+pub(crate) async fn revoke(server: &ServerAdmin, request: AdminRequest<'_>) -> AdminAnswer {
+    let who = request.requester.to_string();
     let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
-        parse_request(enrolment, request, requester).await?;
-    let who = requester.to_string();
+        parse_request(server, request).await?;
     // A join key is revoked by its ID alone, because several keys may have one pattern.
     let (revoked, none) = match (key, subject) {
         (Some(key), _) => {
@@ -130,12 +123,11 @@ pub(crate) async fn leave(enrolment: Option<&Arc<SharedEnrolments>>, device: &Us
 }
 
 async fn parse_request<'a>(
-    enrolment: Option<&'a Arc<SharedEnrolments>>,
-    request: Request<Incoming>,
-    requester: &AdminRequester,
+    server: &'a ServerAdmin,
+    AdminRequest { http, requester }: AdminRequest<'_>,
 ) -> Result<(&'a Arc<SharedEnrolments>, Option<Invitee>, InvitationRequest), AdminResponse> {
-    let enrolment = enrolment.ok_or_else(no_invitations)?;
-    let wish: InvitationRequest = read_json(request).await?;
+    let enrolment = server.enrolment.get().ok_or_else(no_invitations)?;
+    let wish: InvitationRequest = read_json(http).await?;
     let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
     let subject = wish.subject.as_deref().map(str::parse::<Invitee>).transpose().map_err(wrong)?;
     let checked = requester.check_user(subject.as_ref().and_then(Invitee::user));

@@ -17,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 
-use crate::admin::requester::{AdminRequester, LinkedUser};
+use crate::admin::requester::{AdminRequest, AdminRequester, LinkedUser};
 use crate::admin::responses::{AdminResponse, not_found, plain_text};
 use crate::admin::{AdminContext, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::limited;
@@ -63,7 +63,10 @@ impl AdminContext {
             path if !FOR_ALL.contains(&path) && !user.is_admin() => {
                 plain_text(StatusCode::FORBIDDEN, user.refusal())
             }
-            _ => self.answer_at_once(request, &AdminRequester::Linked(user.clone())).await,
+            _ => {
+                let requester = &AdminRequester::Linked(user.clone());
+                self.answer_at_once(AdminRequest { http: request, requester }).await
+            }
         };
         let answer = bounded(answer, MAX_ANSWER).await;
         let status = answer.status().as_u16();
