@@ -33,6 +33,7 @@ use crate::admission::forward::idle_timer::{ClientAction, IdleTimer};
 use crate::admission::forward::message::ResponseBody;
 use crate::admission::forward::meter::Meter;
 use crate::admission::forward::requests::RequestForwarder;
+use crate::admission::forward::upstream::UpstreamSession;
 use crate::admission::heads::{LONG_HEAD_BYTES, LONG_HEAD_FIELDS, http_server};
 use crate::admission::requests::{ParseRequest, RequestRouter};
 use crate::admission::{Admission, AdmissionOutcome, ListenerContext, NO_PENDING};
@@ -45,7 +46,7 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 /// Serves a client's requests until the client disconnects or is idle for too long, draining starts, or client and
 /// target switch to another protocol.
 ///
-/// After a switch, the session is returned. `tls` and `parse` are as in [`RequestRouter::new`]. Not cancel safe:
+/// After a switch, the session is returned. `tls` and `parse` are as in [`RequestRouter`]. Not cancel safe:
 /// dropping the future aborts the request in flight.
 pub(crate) async fn forward<C: Connection>(
     socket: C,
@@ -61,8 +62,14 @@ pub(crate) async fn forward<C: Connection>(
     // Cancelled when another connection takes this one's place.
     let evicted = permit.as_ref().map(|permit| permit.revoked()).unwrap_or_default();
     let clock = Arc::new(IdleTimer::new(permit, Meter::new(context.pending.long_heads.clone(), source)));
-    let router = RequestRouter::new(admission, tls, parse);
-    let exchange = RequestForwarder::new(router, Arc::clone(&clock), &context, source);
+    let router = RequestRouter { parse, admission, tls, sees_details: false, trace: String::new() };
+    let exchange = RequestForwarder {
+        router: router.into(),
+        upstream: UpstreamSession::new(&context, source),
+        switched: None.into(),
+        clock: Arc::clone(&clock),
+        requests: context.metrics.requests.clone(),
+    };
     let answer = |request| -> BoxFuture<'_, Result<Response<ResponseBody>, Infallible>> {
         Box::pin(exchange.answer(request))
     };

@@ -21,13 +21,15 @@ use tunnel_proto::names::{NodeName, Target};
 
 /// A router that authorizes each request of one client, and opens sessions for them.
 pub(crate) struct RequestRouter<'a> {
-    parse: &'a ParseRequest<'a>,
-    admission: &'a mut Admission,
-    /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
-    tls: Option<ReloadedValue<ClientConfig>>,
-    /// Whether responses to the client may contain addresses and times.
-    sees_details: bool,
-    trace: String,
+    pub(super) parse: &'a ParseRequest<'a>,
+    pub(super) admission: &'a mut Admission,
+    /// TLS config of this process towards targets, whose certificates must have the nodes' names. `None` leaves TLS to
+    /// the edge that dials them, if it uses TLS.
+    pub(super) tls: Option<ReloadedValue<ClientConfig>>,
+    /// Whether responses to the client of the last request may contain addresses and times.
+    pub(super) sees_details: bool,
+    /// The trace of the last request.
+    pub(super) trace: String,
 }
 
 /// Returns the request in a head. The URI is as sent by the client; the Host header is the effective host.
@@ -42,16 +44,6 @@ pub(crate) struct RequestRoute {
 }
 
 impl<'a> RequestRouter<'a> {
-    /// Creates the router for the requests of one client. With `tls`, this process speaks TLS with the targets; their
-    /// certificates must have the nodes' names.
-    pub(crate) fn new(
-        admission: &'a mut Admission,
-        tls: Option<ReloadedValue<ClientConfig>>,
-        parse: &'a ParseRequest<'a>,
-    ) -> Self {
-        Self { parse, admission, tls, sees_details: false, trace: String::new() }
-    }
-
     /// Authorizes a request. An error in the head is reported only to clients that may use the listener.
     ///
     /// # Errors

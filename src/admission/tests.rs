@@ -222,7 +222,13 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
     let mut admission = Admission::new(context.clone(), CLIENT_ADDRESS, permit);
     let permit = admission.permit().cloned().unwrap();
     let parse = |_: &_| open_request("node1:22");
-    let mut requests = RequestRouter::new(&mut admission, None, &parse);
+    let mut requests = RequestRouter {
+        parse: &parse,
+        admission: &mut admission,
+        tls: None,
+        sees_details: false,
+        trace: String::new(),
+    };
     let head = http::Request::new(()).into_parts().0;
     let newcomer = |n| limiter.try_acquire(&Source::of([10, 0, 0, n].into())).unwrap();
     for _ in 0..2 {

@@ -19,40 +19,22 @@ use crate::admission::forward::idle_timer::IdleTimer;
 use crate::admission::forward::message::{RequestBody, ResponseBody};
 use crate::admission::forward::upstream::UpstreamSession;
 use crate::admission::requests::{RequestRoute, RequestRouter};
-use crate::admission::{AuthorizedRequest, DeniedRequest, ListenerContext};
+use crate::admission::{AuthorizedRequest, DeniedRequest};
 use crate::session_io::OpenSession;
 use tunnel_base::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
-use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The forwarding of a client's requests, one at a time.
 pub(crate) struct RequestForwarder<'a> {
     pub(super) router: tokio::sync::Mutex<RequestRouter<'a>>,
-    upstream: UpstreamSession,
+    pub(super) upstream: UpstreamSession,
     /// The session after a switch to another protocol.
-    switched: Mutex<Option<OpenSession>>,
-    clock: Arc<IdleTimer>,
-    requests: InFlightRequests,
+    pub(super) switched: Mutex<Option<OpenSession>>,
+    pub(super) clock: Arc<IdleTimer>,
+    pub(super) requests: InFlightRequests,
 }
 
 impl<'a> RequestForwarder<'a> {
-    pub(crate) fn new(
-        router: RequestRouter<'a>,
-        clock: Arc<IdleTimer>,
-        context: &ListenerContext,
-        source: Source,
-    ) -> Self {
-        let upstream = UpstreamSession::new(context, source);
-        let router = tokio::sync::Mutex::new(router);
-        Self {
-            router,
-            upstream,
-            switched: Mutex::new(None),
-            clock,
-            requests: context.metrics.requests.clone(),
-        }
-    }
-
     /// Drives the session. Must be called after each poll of hyper's server. Completes once the client may no longer be
     /// served.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
