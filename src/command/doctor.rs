@@ -23,6 +23,7 @@ use crate::command::doctor::links::check_servers;
 use crate::command::{Format, Role, json, serve};
 use crate::config::Environment;
 use crate::startup::StartupErrorCollector;
+use crate::startup::daemon::DaemonConfig;
 use crate::uplink::link_dialer::messages::for_user;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -99,6 +100,7 @@ enum CheckStatus {
 
 /// A program whose config was read, and what its checks need.
 struct CheckedProgram<'a> {
+    settings: &'a dyn DaemonConfig,
     /// The config file.
     path: &'a Path,
     args: &'a DoctorArgs,
@@ -144,14 +146,14 @@ pub async fn run(args: &DoctorArgs, env: Environment) -> DoctorFindings {
         found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
     }
     if let Ok((settings, ..)) = read {
-        let checked = CheckedProgram { path: &path, args, ports: &ports, resolver };
+        let checked = CheckedProgram { settings: &*settings, path: &path, args, ports: &ports, resolver };
         // Each check has its tests with their remedies. What the running process knows is asked of it, before the checks
         // that depend on it.
         match role {
             #[cfg(feature = "server")]
-            Role::Server => Box::pin(server_checks::check(&*settings, checked, &mut found)).await,
+            Role::Server => Box::pin(server_checks::check(&checked, &mut found)).await,
             #[cfg(feature = "edge")]
-            Role::Edge => Box::pin(edge_checks::check(&*settings, checked, &mut found)).await,
+            Role::Edge => Box::pin(edge_checks::check(&checked, &mut found)).await,
             #[cfg(not(all(feature = "server", feature = "edge")))]
             _ => {}
         }

@@ -8,33 +8,27 @@ use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::command::doctor::links::{Caller, check_servers};
 use crate::command::doctor::running::{admin_address, check_running};
 use crate::command::doctor::service_user::check_files;
-use crate::command::doctor::{CheckedProgram, DoctorArgs, DoctorFindings, Finding, TIMEOUT, Tested};
+use crate::command::doctor::{CheckedProgram, DoctorFindings, Finding, TIMEOUT, Tested};
 use crate::edge::config::EdgeConfig;
-use crate::startup::daemon::DaemonConfig;
 use tunnel_base::files;
 use tunnel_net::interfaces::LocalAddresses;
-use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, link_alpn};
 use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::hello::EdgeHello;
 use tunnel_proto::names::Instance;
 
 /// Makes all checks of an edge.
-pub(super) async fn check(
-    settings: &dyn DaemonConfig,
-    CheckedProgram { path, args, ports, resolver }: CheckedProgram<'_>,
-    found: &mut DoctorFindings,
-) {
-    let Some(settings) = settings.of::<EdgeConfig>() else { return };
+pub(super) async fn check(checked: &CheckedProgram<'_>, found: &mut DoctorFindings) {
+    let Some(settings) = checked.settings.of::<EdgeConfig>() else { return };
     let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
-    check_files(path, public, settings.secrets(path), found);
+    check_files(checked.path, public, settings.secrets(checked.path), found);
     let admin = admin_address(&settings.uplink.ports, &settings.admin).await;
     let tokens = settings.uplink.token_file.as_deref();
-    let is_linked = check_running("edge", &admin, tokens, ports, found).await;
+    let is_linked = check_running("edge", &admin, tokens, checked.ports, found).await;
     if let Some(Some(caller)) = found.test(async |_| Caller::edge(settings, is_linked)).await {
-        found.test(async |found| check_servers(&caller, &resolver, found).await).await;
+        found.test(async |found| check_servers(&caller, &checked.resolver, found).await).await;
     }
-    check_targets(settings, args, resolver, found).await;
+    check_targets(settings, checked, found).await;
 }
 
 impl Caller {
@@ -75,19 +69,14 @@ impl Caller {
 }
 
 /// Dials targets as the edge does.
-async fn check_targets(
-    settings: &EdgeConfig,
-    args: &DoctorArgs,
-    resolver: Resolver,
-    found: &mut DoctorFindings,
-) {
+async fn check_targets(settings: &EdgeConfig, checked: &CheckedProgram<'_>, found: &mut DoctorFindings) {
     let dialer = TargetDialer {
         role: TargetDialerRole::Node(settings.uplink.node.clone()),
         own: LocalAddresses::of_interfaces(settings.own.clone()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
-        resolver,
+        resolver: checked.resolver.clone(),
     };
-    for target in &args.target {
+    for target in &checked.args.target {
         match dialer.dial(target, TIMEOUT).await {
             Ok(_) => found.add_ok("target", format!("{target} accepts connections")),
             Err(why) => {

@@ -13,12 +13,11 @@ use crate::command::doctor::running::{admin_address, check_running};
 use crate::command::doctor::server_checks::tokens::check_tokens;
 use crate::command::doctor::service_user::check_files;
 use crate::command::doctor::{
-    CheckedProgram, DoctorArgs, DoctorFindings, Finding, TIMEOUT, Tested, WARN_BEFORE_EXPIRY_DAYS, check_of,
+    CheckedProgram, DoctorFindings, Finding, TIMEOUT, Tested, WARN_BEFORE_EXPIRY_DAYS, check_of,
 };
 use crate::config::server::registry::PublishTo;
 use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
-use crate::startup::daemon::DaemonConfig;
 use tunnel_base::files;
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
@@ -28,24 +27,21 @@ use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust, pem};
 use tunnel_proto::names::{Host, Target};
 
 /// Makes all checks of a server.
-pub(super) async fn check(
-    settings: &dyn DaemonConfig,
-    CheckedProgram { path, args, ports, resolver }: CheckedProgram<'_>,
-    found: &mut DoctorFindings,
-) {
-    let Some(settings) = settings.of::<ServerConfig>() else { return };
+pub(super) async fn check(checked: &CheckedProgram<'_>, found: &mut DoctorFindings) {
+    let Some(settings) = checked.settings.of::<ServerConfig>() else { return };
+    let resolver = &checked.resolver;
     let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
-    check_files(path, public, settings.secrets(), found);
+    check_files(checked.path, public, settings.secrets(), found);
     for (key, file) in settings.server_certificates() {
         found.test(async |found| check_certificate(&file, &key, found)).await;
     }
     let admin = admin_address(&settings.links.ports, &settings.admin).await;
-    check_running("server", &admin, None, ports, found).await;
+    check_running("server", &admin, None, checked.ports, found).await;
     check_nodes(settings, found).await;
-    found.test(async |found| check_tokens(settings, &admin, &resolver, found).await).await;
-    found.test(async |found| check_peers(settings, &resolver, found).await).await;
+    found.test(async |found| check_tokens(settings, &admin, resolver, found).await).await;
+    found.test(async |found| check_peers(settings, resolver, found).await).await;
     found.test(async |found| check_hosts_file(settings, found)).await;
-    check_dns_answer(settings, args, resolver, found).await;
+    check_dns_answer(settings, checked, found).await;
 }
 
 /// Adds the names and the expiry of a file's certificate, and any problems with it.
@@ -179,19 +175,15 @@ fn check_hosts_file(settings: &ServerConfig, found: &mut DoctorFindings) -> Test
 }
 
 /// Checks that the name of the requested node resolves to a server.
-async fn check_dns_answer(
-    settings: &ServerConfig,
-    args: &DoctorArgs,
-    system: Resolver,
-    found: &mut DoctorFindings,
-) {
-    let Some(node) = &args.node else { return };
+async fn check_dns_answer(settings: &ServerConfig, checked: &CheckedProgram<'_>, found: &mut DoctorFindings) {
+    let Some(node) = &checked.args.node else { return };
     let dns = &settings.dns;
     let name = if dns.zone.is_empty() { node.to_string() } else { format!("{node}.{}", dns.zone) };
     let hint = "check that the node is connected (tunnel status), check publish and zone of [server.dns], and that the \
                   DNS servers in its dns read the published records";
     let servers = dns.resolvers.as_slice();
-    let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };
+    let resolver =
+        if servers.is_empty() { Ok(checked.resolver.clone()) } else { Resolver::of_servers(servers) };
     let answer = match resolver {
         Ok(resolver) => resolver.lookup(&name).await.map_err(|why| why.to_string()),
         Err(why) => Err(why.to_string()),
