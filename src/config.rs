@@ -124,7 +124,9 @@ pub struct ConfigError {
 }
 
 /// All errors. Displays as one line each.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+#[display(bound(F: fmt::Display))]
+#[display("{}", _0.iter().map(F::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ConfigErrors<F = ConfigError>(pub Vec<F>);
 
 /// A warning about a file that loads nevertheless.
@@ -267,18 +269,6 @@ impl fmt::Display for ConfigError {
             write!(f, "{}: ", self.key)?;
         }
         f.write_str(&self.text)
-    }
-}
-
-impl<F: fmt::Display> fmt::Display for ConfigErrors<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, error) in self.0.iter().enumerate() {
-            if i > 0 {
-                f.write_str("\n")?;
-            }
-            error.fmt(f)?;
-        }
-        Ok(())
     }
 }
 

@@ -78,12 +78,8 @@ fn translate_for<'t>(
         return file;
     }
     let DeValue::Table(roles) = mode.into_inner() else {
-        report.place_error(
-            Some(place),
-            "mode",
-            Some("not a table".to_owned()),
-            "expected [mode.cloud] or [mode.edge]",
-        );
+        let found = Some("not a table".to_owned());
+        report.place_error(Some(place), "mode", found, "expected [mode.cloud] or [mode.edge]");
         return file;
     };
     for (role, settings) in roles {
@@ -457,10 +453,7 @@ fn child<'a, 't>(
     let entry = table
         .entry(Spanned::new(place.clone(), Cow::Owned(name.to_owned())))
         .or_insert_with(|| Spanned::new(place.clone(), DeValue::Table(DeTable::new())));
-    match entry.get_mut() {
-        DeValue::Table(table) => Some(table),
-        _ => None,
-    }
+    if let DeValue::Table(table) = entry.get_mut() { Some(table) } else { None }
 }
 
 /// Returns the difference from SuperEdge if a value has another effect here, or none.

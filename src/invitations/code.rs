@@ -10,7 +10,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use crate::invitations::invitee::Invitee;
 
 /// The code of an invitation or a join key. It is a secret; it is displayed in the form that is given to the machine.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(derive_more::Debug, Clone, PartialEq, Eq)]
+#[debug("***")]
 pub struct InvitationCode {
     pin: Pin,
     secret: [u8; SECRET_BYTES],
@@ -76,12 +77,6 @@ impl fmt::Display for InvitationCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let code = URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat());
         write!(f, "{CODE_PREFIX}{code}.{}", self.invitee)
-    }
-}
-
-impl fmt::Debug for InvitationCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
     }
 }
 

@@ -1,7 +1,6 @@
 //! Whom an invitation is for: a node, nodes whose names match a pattern, or a user. Those nodes and the user's devices
 //! take their names when they join.
 
-use std::fmt;
 use std::str::FromStr;
 
 use tunnel_base::policy::NodeGlob;
@@ -9,13 +8,14 @@ use tunnel_proto::names::{DeviceName, NameError, NodeName, UserDevice, UserName}
 
 /// A node, a pattern of nodes, a user, or a device of a user. As text `edge7`, `edge*`, `alice/` or `alice/laptop`: no
 /// node's name has a slash or a star.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
 pub enum Invitee {
     /// A node.
     Node(NodeName),
     /// All nodes whose names match, for a join key.
     Nodes(NodeGlob),
     /// A user with all her devices.
+    #[display("{_0}/")]
     User(UserName),
     /// One device of a user.
     Device(UserDevice),
@@ -24,10 +24,7 @@ pub enum Invitee {
 impl Invitee {
     /// Returns the text that identifies it in the store: names of nodes are in lower case.
     pub(crate) fn key(&self) -> String {
-        match self {
-            Self::Node(node) => node.as_str().to_ascii_lowercase(),
-            Self::Nodes(_) | Self::User(_) | Self::Device(_) => self.to_string(),
-        }
+        if let Self::Node(node) = self { node.as_str().to_ascii_lowercase() } else { self.to_string() }
     }
 
     /// Returns true if an invitation for it lets that node or device join.
@@ -42,26 +39,17 @@ impl Invitee {
 
     /// Returns the node, if it is one.
     pub fn node(&self) -> Option<&NodeName> {
-        match self {
-            Self::Node(node) => Some(node),
-            Self::Nodes(_) | Self::User(_) | Self::Device(_) => None,
-        }
+        if let Self::Node(node) = self { Some(node) } else { None }
     }
 
     /// Returns the user, unless it is about nodes.
     pub fn user(&self) -> Option<&UserName> {
-        match self {
-            Self::User(user) | Self::Device(UserDevice { user, .. }) => Some(user),
-            Self::Node(_) | Self::Nodes(_) => None,
-        }
+        if let Self::User(user) | Self::Device(UserDevice { user, .. }) = self { Some(user) } else { None }
     }
 
     /// Returns the device, if it is one.
     pub fn device(&self) -> Option<&DeviceName> {
-        match self {
-            Self::Device(device) => Some(&device.device),
-            Self::Node(_) | Self::Nodes(_) | Self::User(_) => None,
-        }
+        if let Self::Device(device) = self { Some(&device.device) } else { None }
     }
 }
 
@@ -77,17 +65,6 @@ impl FromStr for Invitee {
             Some((user, "")) => Self::User(user.parse()?),
             Some(_) => Self::Device(text.parse()?),
         })
-    }
-}
-
-impl fmt::Display for Invitee {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node(node) => node.fmt(f),
-            Self::Nodes(pattern) => pattern.fmt(f),
-            Self::User(user) => write!(f, "{user}/"),
-            Self::Device(device) => device.fmt(f),
-        }
     }
 }
 

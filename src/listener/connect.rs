@@ -61,14 +61,9 @@ fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> Liste
         connect.access.warn_if_open(key, at, methods, "every node", &mut table.report());
     }
     if let Some(at) = connect.plain_listen {
+        let key = table.key("plain_listen");
         let methods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
-        connect.access.warn_if_open(
-            table.key("plain_listen"),
-            at,
-            methods,
-            "every node",
-            &mut table.report(),
-        );
+        connect.access.warn_if_open(key, at, methods, "every node", &mut table.report());
     }
     connect.is_default = table.report().implied.contains(&table.key("listen"));
     *inherited = connect.access.clone();

@@ -122,13 +122,9 @@ fn read(mut table: ConfigTableReader<'_>, inherited: &mut AccessConfig) -> Liste
             allow_from: access.allow_from.clone().or_else(|| Some(forwarded_networks.clone())),
             ..access.clone()
         };
-        fenced.warn_if_open(
-            table.key("forwarded_networks"),
-            at,
-            AUTH_METHODS,
-            "the intercepted ports of all edge nodes",
-            &mut table.report(),
-        );
+        let key = table.key("forwarded_networks");
+        let reached = "the intercepted ports of all edge nodes";
+        fenced.warn_if_open(key, at, AUTH_METHODS, reached, &mut table.report());
     }
     intercept.host_ip = config::address(&table, "HOST_IP", env.host_ip.as_deref());
     intercept.pod_ip = env.pod_ip.as_deref().and_then(|ip| ip.parse().ok());

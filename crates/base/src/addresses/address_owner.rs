@@ -72,10 +72,7 @@ impl ClusterState {
 impl Object {
     /// Returns the node that the address would resolve to.
     pub(crate) fn node(&self) -> Option<&NodeName> {
-        match self {
-            Self::Node(node) | Self::Pod { node, .. } => Some(node),
-            Self::Service(_) => None,
-        }
+        if let Self::Node(node) | Self::Pod { node, .. } = self { Some(node) } else { None }
     }
 }
 

@@ -27,10 +27,7 @@ pub enum IndexKey {
 
 impl IndexKey {
     fn address(&self) -> Option<IpAddr> {
-        match self {
-            Self::Internal(ip) | Self::External(ip) => Some(*ip),
-            Self::Name(_) | Self::Service(_) => None,
-        }
+        if let Self::Internal(ip) | Self::External(ip) = self { Some(*ip) } else { None }
     }
 }
 

@@ -1,17 +1,17 @@
 //! Ports of nodes that clients may name: ports with HTTP, ports with TLS, and ports on a node's loopback.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::str::FromStr;
 
 use tunnel_proto::names::{NameError, Target};
 
 /// The target of a server's port, at each node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
 pub enum PortTarget {
     /// A fixed target.
     Target(Target),
     /// The port in each request's Host header, at the node itself.
+    #[display("every port")]
     Host,
 }
 
@@ -156,15 +156,6 @@ impl FromStr for PortTarget {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         if text == HOST { Ok(Self::Host) } else { text.parse().map(Self::Target) }
-    }
-}
-
-impl fmt::Display for PortTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Target(target) => write!(f, "{target}"),
-            Self::Host => f.write_str("every port"),
-        }
     }
 }
 
