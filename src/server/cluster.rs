@@ -45,7 +45,7 @@ impl KubernetesView {
         let of_addresses = settings.addresses.cluster.as_ref();
         let book = Arc::new(AddressBook::new(settings.addresses.nodes.clone(), of_addresses.is_some()));
         if let Some(cluster) = of_addresses {
-            with_kubernetes!(api::server::addresses::follow(cluster, &book, readiness, drain), else ());
+            with_kubernetes!(api::server::follow_addresses(cluster, &book, readiness, drain), else ());
         }
         if let Some(csr) = &settings.csr {
             with_kubernetes!(api::server::csr::keep_server(csr, readiness, drain), else ());
@@ -53,11 +53,11 @@ impl KubernetesView {
         // Without the table, a value that never changes stands in, so that its readers need no second case.
         let ports = settings.ports.as_ref().map_or_else(
             unchanging,
-            |ports| with_kubernetes!(api::server::keep::ports(ports, own, readiness, drain), else unchanging()),
+            |ports| with_kubernetes!(api::server::keep_ports(ports, own, readiness, drain), else unchanging()),
         );
         let service_addresses = settings.node_names.as_ref().map_or_else(unchanging, |names| {
             let pod = &settings.pod_name;
-            with_kubernetes!(api::server::keep::node_names(names, pod, readiness, drain), else unchanging())
+            with_kubernetes!(api::server::keep_node_names(names, pod, readiness, drain), else unchanging())
         });
         let (nodes, pod_tokens) = follow_nodes(settings, readiness, drain).unzip();
         Self {
@@ -82,7 +82,7 @@ fn follow_pods(settings: &ServerConfig, grpc: u16, drain: &Drain) -> Option<Serv
     let service = settings.peers.kubernetes_service.clone()?;
     // The config check ensures that there is an address.
     let own = SocketAddr::new(settings.pod_ip?, grpc);
-    with_kubernetes!(Some(api::server::cluster::follow_pods(cluster, service, own, drain)), else None)
+    with_kubernetes!(Some(api::server::follow_pods(cluster, service, own, drain)), else None)
 }
 
 /// Watches the Nodes, if the config uses anything that requires the permission to list them, and the pods of edges, if
@@ -96,5 +96,5 @@ fn follow_nodes(settings: &ServerConfig, readiness: &Readiness, drain: &Drain) -
     let cluster = cluster.or(account.map(|account| &account.cluster));
     let cluster = cluster.or(names.map(|names| &names.cluster))?;
     let edges = names.map(|names| names.edges.clone());
-    with_kubernetes!(Some(api::server::cluster::follow_nodes(cluster, edges, account, readiness, drain)), else None)
+    with_kubernetes!(Some(api::server::follow_nodes(cluster, edges, account, readiness, drain)), else None)
 }

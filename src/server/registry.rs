@@ -75,7 +75,7 @@ fn store(
                 move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
             let cluster = settings.peers.cluster.as_ref()?;
             let pods = shared.cluster.pods.as_ref();
-            with_kubernetes!(Some(api::server::cluster::records(cluster, name, server, pods, lives)), else None)
+            with_kubernetes!(Some(api::server::records(cluster, name, server, pods, lives)), else None)
         }
     }
 }
@@ -100,7 +100,7 @@ fn record_filter(
         Box::new(move || {
             let cluster = cluster.clone();
             Box::pin(async {
-                with_kubernetes!(api::server::cluster::nodes(cluster, None).await, else Ok(Default::default()))
+                with_kubernetes!(api::server::nodes(cluster, None).await, else Ok(Default::default()))
             })
         })
     });

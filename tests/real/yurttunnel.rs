@@ -115,7 +115,7 @@ fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     let (first, second) = (Drain::new(), Drain::new());
     let begin = |drain: &Drain, name: &str, kubeconfig| {
         let cluster = Cluster { kubeconfig: Some(kubeconfig), namespace: Some(NAMESPACE.to_owned()) };
-        let names = NodeNamesReconciler::new(params(cluster, name), |_| {});
+        let names = NodeNamesReconciler::new(params(cluster, name), Box::new(|_| {}));
         kubernetes.run(async { drain.spawn(tracing::Span::none(), names.run(drain.clone())) });
     };
     begin(&first, "first", held.kubeconfig.clone());

@@ -3,7 +3,6 @@
 pub(crate) mod disputes;
 pub(crate) mod partial_objects;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -14,9 +13,8 @@ use crate::address_watch::disputes::DisputeLogLimiter;
 use crate::address_watch::partial_objects::{PartialEndpointSlice, PartialObject, PartialService, sides};
 use crate::cluster::{Cluster, ClusterError};
 use crate::partial::{PartialNode, PartialPod};
-use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects};
+use crate::watcher::{Event, ObjectWatcher, WatchedObjects};
 use tunnel_base::addresses::AddressBook;
-use tunnel_base::addresses::cluster_state::ServiceSide;
 use tunnel_base::drain::Drain;
 
 /// A watch of Nodes, pods, Services, their endpoints, and the Services that operators list by hand. The last known
@@ -26,25 +24,21 @@ use tunnel_base::drain::Drain;
 pub struct AddressBookUpdater {
     cluster: Cluster,
     book: Arc<AddressBook>,
-    report: StateReporter,
+    report: Box<StateReporter>,
     disputes: DisputeLogLimiter,
 }
 
 /// A callback for the state of each kind of object: complete, or why not.
-type StateReporter = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
+pub type StateReporter = dyn Fn(&'static str, Result<(), String>) + Send + Sync;
 
 impl AddressBookUpdater {
     /// Creates a watch; sends no request. Calls `report` with the state of each kind now and whenever it changes; it
     /// must not block.
-    pub fn new(
-        cluster: Cluster,
-        book: Arc<AddressBook>,
-        report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
-    ) -> Self {
+    pub fn new(cluster: Cluster, book: Arc<AddressBook>, report: Box<StateReporter>) -> Self {
         for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
             report(what, Err("not known yet".to_owned()));
         }
-        Self { cluster, book, report: Arc::new(report), disputes: DisputeLogLimiter::default() }
+        Self { cluster, book, report, disputes: DisputeLogLimiter::default() }
     }
 
     /// Runs the watches until draining starts.
@@ -65,36 +59,43 @@ impl AddressBookUpdater {
     where
         K: PartialObject + Resource<DynamicType = ()>,
     {
-        let taker = KindHandler { watch: self, what, listed: false };
+        let mut listed = false;
         let followed = ObjectWatcher { cluster: &self.cluster, what, which: ListParams::default() };
-        match followed.run(|client, _| api(client), taker).await {}
+        let on_event = |event| self.on_event(event, &mut listed);
+        match followed.run(|client, _| api(client), on_event, |state| self.on_state(what, state)).await {}
     }
 
     async fn follow_manual_services(&self) {
         let which = ListParams::default().fields(&format!("metadata.name={CACHE}"));
         let followed = ObjectWatcher { cluster: &self.cluster, what: CACHE_WORDS, which };
-        match followed.run(Api::namespaced, (self, WatchedObjects::default())).await {}
+        let mut caches = WatchedObjects::default();
+        let on_event = |event: Event<ConfigMap>| {
+            if caches.take(event, sides) {
+                let known = caches.known().and_then(|caches| caches.values().next()).cloned();
+                self.book.change(|facts| facts.sides = known.unwrap_or_default());
+            }
+        };
+        match followed.run(Api::namespaced, on_event, |state| self.on_state(CACHE_WORDS, state)).await {}
     }
-}
 
-/// The handler of objects of one kind.
-struct KindHandler<'a> {
-    watch: &'a AddressBookUpdater,
-    what: &'static str,
-    listed: bool,
-}
+    fn on_state(&self, what: &'static str, state: Result<(), ClusterError>) {
+        (self.report)(what, state.map_err(|cause| cause.to_string()));
+    }
 
-impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHandler<'_> {
-    fn on_event(&mut self, event: Event<K>) {
+    /// Handles an event of one kind of objects. `listed` is whether their list is complete.
+    fn on_event<K>(&self, event: Event<K>, listed: &mut bool)
+    where
+        K: PartialObject + Resource<DynamicType = ()>,
+    {
         match event {
             Event::Init => {
-                self.listed = false;
-                self.watch.book.change(|facts| K::table(facts).start());
+                *listed = false;
+                self.book.change(|facts| K::table(facts).start());
             }
             Event::InitApply(object) | Event::Apply(object) => {
                 let name = name(&object);
                 let kept = object.facts();
-                let claimed = self.watch.book.change(|facts| match kept {
+                let claimed = self.book.change(|facts| match kept {
                     Some(kept) => K::table(facts).put(&name, kept),
                     None => {
                         K::table(facts).remove(&name);
@@ -102,45 +103,21 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                     }
                 });
                 // During a list, replaced objects are still in the table and may be deleted by now.
-                if self.listed {
-                    self.watch.disputes.log_disputed(&self.watch.book, claimed);
+                if *listed {
+                    self.disputes.log_disputed(&self.book, claimed);
                 }
             }
-            Event::Delete(object) => self.watch.book.change(|facts| K::table(facts).remove(&name(&object))),
+            Event::Delete(object) => self.book.change(|facts| K::table(facts).remove(&name(&object))),
             // Only now are deleted objects out of the table, so the claims of the whole list are compared here.
             Event::InitDone => {
-                self.listed = true;
-                let claimed = self.watch.book.change(|facts| {
+                *listed = true;
+                let claimed = self.book.change(|facts| {
                     K::table(facts).finish();
                     K::table(facts).addresses()
                 });
-                self.watch.disputes.log_disputed(&self.watch.book, claimed);
-                (self.watch.report)(self.what, Ok(()));
+                self.disputes.log_disputed(&self.book, claimed);
             }
         }
-    }
-
-    fn on_watch_failed(&mut self, cause: &ClusterError) {
-        (self.watch.report)(self.what, Err(cause.to_string()));
-    }
-}
-
-/// Handles the ConfigMap in which operators list Services.
-impl WatchHandler<ConfigMap> for (&AddressBookUpdater, WatchedObjects<HashMap<String, ServiceSide>>) {
-    fn on_event(&mut self, event: Event<ConfigMap>) {
-        let (watch, caches) = self;
-        let is_list = matches!(event, Event::InitDone);
-        if caches.take(event, sides) {
-            let known = caches.known().and_then(|caches| caches.values().next()).cloned();
-            watch.book.change(|facts| facts.sides = known.unwrap_or_default());
-        }
-        if is_list {
-            (watch.report)(CACHE_WORDS, Ok(()));
-        }
-    }
-
-    fn on_watch_failed(&mut self, cause: &ClusterError) {
-        (self.0.report)(CACHE_WORDS, Err(cause.to_string()));
     }
 }
 

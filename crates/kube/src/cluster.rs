@@ -65,6 +65,9 @@ pub enum ClusterError {
     Failed(String),
 }
 
+/// A callback for the state of what is followed: complete, or why not. It must not block.
+pub type StateReport = Box<dyn Fn(Result<(), String>) + Send + Sync>;
+
 impl Cluster {
     /// Returns a client and the namespace to use. Reads files, but sends no request.
     ///

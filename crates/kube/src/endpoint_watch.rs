@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::{Endpoints, ServiceEndpoints};
 use tunnel_base::drain::Drain;
 
@@ -58,7 +58,15 @@ impl EndpointWatch {
         let what = format!("the endpoints of Service {}", self.service);
         let followed =
             ObjectWatcher { cluster: &self.cluster, what: &what, which: ListParams::default().labels(&of) };
-        drain.run_until(followed.run(Api::namespaced, (&self, WatchedObjects::default()))).await;
+        let mut slices = WatchedObjects::default();
+        let on_event = |event| self.on_event(event, &mut slices);
+        drain.run_until(followed.run(Api::namespaced, on_event, |state| self.on_state(state))).await;
+    }
+
+    fn on_event(&self, event: Event<EndpointSlice>, slices: &mut WatchedObjects<Endpoints>) {
+        if slices.take(event, endpoints) {
+            self.set(all(slices));
+        }
     }
 
     fn set(&self, endpoints: Endpoints) {
@@ -70,24 +78,13 @@ impl EndpointWatch {
             debug!(service = self.service, peers = ?others, "peers changed");
         }
         publish(&self.endpoints, Some(endpoints));
-        self.unwatched.send_if_modified(|why| why.take().is_some());
-    }
-}
-
-impl WatchHandler<EndpointSlice> for (&EndpointWatch, WatchedObjects<Endpoints>) {
-    fn on_event(&mut self, event: Event<EndpointSlice>) {
-        let (watch, slices) = self;
-        if slices.take(event, endpoints) {
-            watch.set(all(slices));
-        }
     }
 
-    fn on_watch_failed(&mut self, cause: &ClusterError) {
-        let (watch, _) = self;
-        let state =
-            if watch.endpoints.borrow().is_none() { "are not known" } else { "are no longer watched" };
-        let why = format!("the endpoints of Service {} {state}: {cause}", watch.service);
-        watch.unwatched.send_replace(Some(why));
+    fn on_state(&self, state: Result<(), ClusterError>) {
+        let is_known = self.endpoints.borrow().is_some();
+        let lost = if is_known { "are no longer watched" } else { "are not known" };
+        let why = |cause| format!("the endpoints of Service {} {lost}: {cause}", self.service);
+        publish(&self.unwatched, state.err().map(why));
     }
 }
 
@@ -146,9 +143,9 @@ mod tests {
     fn endpoints_come_from_all_slices_once_their_list_is_complete() {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.9:9000".parse().unwrap());
-        let mut slices = (&watch, WatchedObjects::default());
+        let mut slices = WatchedObjects::default();
         let mut take = |event| {
-            slices.on_event(event);
+            watch.on_event(event, &mut slices);
             watch.endpoints.borrow().clone()
         };
         assert_eq!(take(Event::Init), None);

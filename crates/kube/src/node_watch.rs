@@ -6,9 +6,9 @@ use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use tokio::sync::watch;
 
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, StateReport};
 use crate::partial::{EDGE_LABELS, has_label};
-use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 
@@ -19,20 +19,19 @@ pub struct NodeWatch {
     cluster: Cluster,
     labels: Vec<(String, String)>,
     known: watch::Sender<KnownNodes>,
-    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+    report: StateReport,
 }
 
 impl NodeWatch {
     /// Creates a watch; sends no request. `own` is the edge label from the config, with its value, and `known` is what an
-    /// earlier process knew. Calls `report` when the watch works or fails; it must not block.
+    /// earlier process knew. Calls `report` when the watch works or fails.
     pub fn new(
         cluster: Cluster,
         own: Option<(String, String)>,
         known: KnownNodes,
-        report: impl Fn(Result<(), String>) + Send + Sync + 'static,
+        report: StateReport,
     ) -> Self {
-        let known = watch::Sender::new(known);
-        Self { cluster, labels: edge_labels(own), known, report: Box::new(report) }
+        Self { cluster, labels: edge_labels(own), known: watch::Sender::new(known), report }
     }
 
     /// Returns a receiver of the known Nodes.
@@ -47,29 +46,23 @@ impl NodeWatch {
             what: "names and labels of Nodes",
             which: ListParams::default(),
         };
-        drain.run_until(followed.run(|client, _| Api::all(client), (&self, WatchedObjects::default()))).await;
+        let mut nodes = WatchedObjects::default();
+        let on_event = |event| self.on_event(event, &mut nodes);
+        let on_state =
+            |state: Result<(), ClusterError>| (self.report)(state.map_err(|cause| cause.to_string()));
+        drain.run_until(followed.run(|client, _| Api::all(client), on_event, on_state)).await;
+    }
+
+    /// Publishes which Nodes exist, and which of them are edges.
+    fn on_event(&self, event: Event<NodeMeta>, nodes: &mut WatchedObjects<bool>) {
+        if nodes.take(event, |node| is_edge(node, &self.labels)) {
+            publish(&self.known, nodes.known().cloned());
+        }
     }
 }
 
 /// The metadata of a Node.
 type NodeMeta = PartialObjectMeta<Node>;
-
-/// Publishes which Nodes exist, and which of them are edges.
-impl WatchHandler<NodeMeta> for (&NodeWatch, WatchedObjects<bool>) {
-    fn on_event(&mut self, event: Event<NodeMeta>) {
-        let (watch, nodes) = self;
-        if matches!(event, Event::InitDone) {
-            (watch.report)(Ok(()));
-        }
-        if nodes.take(event, |node| is_edge(node, &watch.labels)) {
-            publish(&watch.known, nodes.known().cloned());
-        }
-    }
-
-    fn on_watch_failed(&mut self, cause: &ClusterError) {
-        (self.0.report)(Err(cause.to_string()));
-    }
-}
 
 /// Returns true if the Node has one of these labels.
 fn is_edge(node: &NodeMeta, labels: &[(String, String)]) -> bool {
@@ -95,9 +88,10 @@ mod tests {
 
     #[test]
     fn nodes_are_known_once_their_list_is_complete_and_follow_each_change() {
-        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None, None, drop);
+        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None, None, Box::new(drop));
         let (mut seen, known) = (watch.known(), watch.known());
-        let mut names = (&watch, WatchedObjects::default());
+        let mut nodes = WatchedObjects::default();
+        let mut on_event = |event| watch.on_event(event, &mut nodes);
         let is = |expected: &[(&str, bool)]| {
             let expected = expected.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
             assert_eq!(*known.borrow(), Some(expected));
@@ -105,24 +99,24 @@ mod tests {
         let superedge = [("superedge.io/node-edge", "enable")];
         for event in [Event::Init, Event::InitApply(node("a", &superedge)), Event::InitApply(node("b", &[]))]
         {
-            names.on_event(event);
+            on_event(event);
             assert!(known.borrow().is_none());
         }
-        names.on_event(Event::InitDone);
+        on_event(Event::InitDone);
         is(&[("a", true), ("b", false)]);
         seen.mark_unchanged();
-        names.on_event(Event::Apply(node("a", &superedge)));
+        on_event(Event::Apply(node("a", &superedge)));
         assert!(!seen.has_changed().unwrap(), "a status update changes nothing");
-        names.on_event(Event::Delete(node("b", &[])));
-        names.on_event(Event::Apply(node("c", &[])));
+        on_event(Event::Delete(node("b", &[])));
+        on_event(Event::Apply(node("c", &[])));
         is(&[("a", true), ("c", false)]);
         seen.mark_unchanged();
-        names.on_event(Event::Apply(node("a", &[])));
+        on_event(Event::Apply(node("a", &[])));
         assert!(seen.has_changed().unwrap(), "the label was removed");
         is(&[("a", false), ("c", false)]);
-        names.on_event(Event::Init);
+        on_event(Event::Init);
         is(&[("a", false), ("c", false)]);
-        names.on_event(Event::InitDone);
+        on_event(Event::InitDone);
         is(&[]);
     }
 

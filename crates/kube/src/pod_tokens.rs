@@ -19,11 +19,11 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, StateReport};
 use crate::partial::PartialPod;
 use crate::pod_tokens::jwt::{BoundPod, Claims, KeySet};
 use crate::pod_tokens::last_known::{KnownKeys, LastKnown, keep};
-use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods, KnownNodes};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
@@ -61,7 +61,7 @@ pub struct PodTokens {
     /// Shared fairly by sources: a token that nobody has signed also costs a review.
     reviews: FairLimiter,
     outage: Mutex<Outage>,
-    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+    report: StateReport,
 }
 
 /// When kube-apiserver did not answer.
@@ -92,11 +92,11 @@ struct Discovery {
 
 impl PodTokens {
     /// Creates it with what an earlier process knew; sends no request. Calls `report` when the watch of pods works or
-    /// fails; it must not block.
+    /// fails.
     pub fn new(
         settings: PodTokenSettings,
         LastKnown { pods, keys, age, .. }: LastKnown,
-        report: impl Fn(Result<(), String>) + Send + Sync + 'static,
+        report: StateReport,
     ) -> Arc<Self> {
         let since = age.and_then(|age| Instant::now().checked_sub(age));
         Arc::new(Self {
@@ -107,7 +107,7 @@ impl PodTokens {
             answers: Mutex::default(),
             reviews: FairLimiter::new(REVIEWS),
             outage: Mutex::new(Outage { since, ..Outage::default() }),
-            report: Box::new(report),
+            report,
         })
     }
 
@@ -119,15 +119,44 @@ impl PodTokens {
     /// Follows the pods and the keys until draining starts, and writes the file of these and the Nodes.
     pub async fn follow(self: Arc<Self>, nodes: watch::Receiver<KnownNodes>, drain: Drain) {
         let of_account = format!("spec.serviceAccountName={}", self.settings.account);
-        let pods = ObjectWatcher {
-            cluster: &self.settings.cluster,
-            what: "pods of edges",
-            which: ListParams::default().fields(&of_account),
-        };
-        let pods = Box::pin(pods.run(Api::namespaced, (&*self, WatchedObjects::default())));
+        let which = ListParams::default().fields(&of_account);
+        let watcher = ObjectWatcher { cluster: &self.settings.cluster, what: "pods of edges", which };
+        let mut pods = WatchedObjects::default();
+        let on_event = |event| self.on_event(event, &mut pods);
+        let pods = Box::pin(watcher.run(Api::namespaced, on_event, |state| self.on_state(state)));
         let file = self.settings.file.clone();
         let keep = keep(file, nodes, self.pods(), self.keys.subscribe(), || self.pods_age());
         drain.run_until(async { tokio::join!(pods, self.follow_keys(), keep) }).await;
+    }
+
+    fn on_event(&self, event: Event<PartialPod>, pods: &mut WatchedObjects<EdgePod>) {
+        let kept = |pod: &PartialPod| EdgePod {
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            node: pod.spec.node_name.clone(),
+            deleted: pod.metadata.deletion_timestamp.as_ref().map(|at| at.0.as_second().unsigned_abs()),
+        };
+        if pods.take(event, kept) {
+            publish(&self.pods, pods.known().cloned());
+        }
+    }
+
+    /// Notes whether the pods are watched.
+    fn on_state(&self, state: Result<(), ClusterError>) {
+        let mut outage = self.outage.lock();
+        match state {
+            Ok(()) => outage.since = None,
+            Err(ClusterError::Silent | ClusterError::Failed(_)) => {
+                let now = Instant::now();
+                outage.last = Some(now);
+                if outage.since.is_none() {
+                    outage.since = Some(now);
+                    outage.outlived.clear();
+                }
+            }
+            Err(_) => {}
+        }
+        drop(outage);
+        (self.report)(state.map_err(|cause| cause.to_string()));
     }
 
     /// Returns the time since when the pods are not followed.
@@ -325,39 +354,6 @@ impl PodTokens {
         let get = |path: &str| Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError);
         let Discovery { issuer } = client.request(get("/.well-known/openid-configuration")?).await?;
         Ok((issuer, client.request(get("/openid/v1/jwks")?).await?))
-    }
-}
-
-/// Publishes the pods, and notes when they cannot be watched.
-impl WatchHandler<PartialPod> for (&PodTokens, WatchedObjects<EdgePod>) {
-    fn on_event(&mut self, event: Event<PartialPod>) {
-        let (tokens, pods) = self;
-        if matches!(event, Event::InitDone) {
-            tokens.outage.lock().since = None;
-            (tokens.report)(Ok(()));
-        }
-        let pod = |pod: &PartialPod| EdgePod {
-            uid: pod.metadata.uid.clone().unwrap_or_default(),
-            node: pod.spec.node_name.clone(),
-            deleted: pod.metadata.deletion_timestamp.as_ref().map(|at| at.0.as_second().unsigned_abs()),
-        };
-        if pods.take(event, pod) {
-            publish(&tokens.pods, pods.known().cloned());
-        }
-    }
-
-    fn on_watch_failed(&mut self, cause: &ClusterError) {
-        let (tokens, _) = self;
-        if matches!(cause, ClusterError::Silent | ClusterError::Failed(_)) {
-            let mut outage = tokens.outage.lock();
-            let now = Instant::now();
-            outage.last = Some(now);
-            if outage.since.is_none() {
-                outage.since = Some(now);
-                outage.outlived.clear();
-            }
-        }
-        (tokens.report)(Err(cause.to_string()));
     }
 }
 

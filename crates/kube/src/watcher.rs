@@ -44,23 +44,13 @@ pub(crate) enum Event<K> {
     Delete(K),
 }
 
-/// A consumer of the events of an [`ObjectWatcher`].
-pub(crate) trait WatchHandler<K> {
-    /// Handles an event.
-    fn on_event(&mut self, event: Event<K>);
-
-    /// Called when the watch fails. No events follow until it has restarted; the known objects remain valid.
-    fn on_watch_failed(&mut self, _cause: &ClusterError) {}
-}
-
 /// The objects that a watch has reported, by name. While they are listed again, those of the last list stay.
 #[derive(Debug)]
 pub(crate) struct WatchedObjects<V> {
-    known: BTreeMap<String, V>,
+    /// Objects of the last complete list, and the changes since.
+    known: Option<BTreeMap<String, V>>,
     /// Objects received so far of a list in progress.
-    listing: Option<BTreeMap<String, V>>,
-    /// Whether a list was completed.
-    listed: bool,
+    listing: BTreeMap<String, V>,
 }
 
 impl<V: PartialEq> WatchedObjects<V> {
@@ -68,47 +58,47 @@ impl<V: PartialEq> WatchedObjects<V> {
     /// object has changed since.
     pub(crate) fn take<K: Resource>(&mut self, event: Event<K>, value: impl Fn(&K) -> V) -> bool {
         match event {
-            Event::Init => self.listing = Some(BTreeMap::new()),
-            Event::InitApply(object) => {
-                self.listing.get_or_insert_default().insert(object.name_any(), value(&object));
-            }
+            Event::Init => self.listing.clear(),
+            Event::InitApply(object) => drop(self.listing.insert(object.name_any(), value(&object))),
             Event::InitDone => {
-                self.known = self.listing.take().unwrap_or_default();
-                self.listed = true;
+                self.known = Some(std::mem::take(&mut self.listing));
                 return true;
             }
             Event::Apply(object) => {
-                let name = object.name_any();
                 let value = value(&object);
-                let is_changed = self.known.get(&name) != Some(&value);
-                self.known.insert(name, value);
+                let known = self.known.get_or_insert_default();
+                let is_changed = known.get(&object.name_any()) != Some(&value);
+                known.insert(object.name_any(), value);
                 return is_changed;
             }
-            Event::Delete(object) => return self.known.remove(&object.name_any()).is_some(),
+            Event::Delete(object) => {
+                return self.known.as_mut().is_some_and(|known| known.remove(&object.name_any()).is_some());
+            }
         }
         false
     }
 
     /// Returns the objects, or `None` until they are listed.
     pub(crate) fn known(&self) -> Option<&BTreeMap<String, V>> {
-        self.listed.then_some(&self.known)
+        self.known.as_ref()
     }
 }
 
 impl<V> Default for WatchedObjects<V> {
     fn default() -> Self {
-        Self { known: BTreeMap::new(), listing: None, listed: false }
+        Self { known: None, listing: BTreeMap::new() }
     }
 }
 
 impl ObjectWatcher<'_> {
-    /// Passes each event to `handler` until this future is dropped. `api` builds the interface to the objects from a
-    /// client and the cluster's namespace. No events arrive while kube-apiserver does not answer; afterwards the whole
-    /// list is sent again.
+    /// Passes each event to `on_event` until this future is dropped. `api` builds the interface to the objects from a
+    /// client and the cluster's namespace. Calls `on_state` after each complete list, and when the watch fails: then no
+    /// events follow until the whole list is sent again, and the known objects remain valid.
     pub(crate) async fn run<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
-        mut handler: impl WatchHandler<K>,
+        mut on_event: impl FnMut(Event<K>),
+        on_state: impl Fn(Result<(), ClusterError>),
     ) -> Infallible
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -116,7 +106,8 @@ impl ObjectWatcher<'_> {
         let mut backoff = Backoff::new();
         let mut has_failed = false;
         loop {
-            let cause = match self.list_and_watch(&api, &mut handler, &mut backoff, &mut has_failed).await {
+            let watching = self.list_and_watch(&api, &mut on_event, &on_state, &mut backoff, &mut has_failed);
+            let cause = match watching.await {
                 Ok(never) => match never {},
                 Err(cause) => cause,
             };
@@ -126,7 +117,7 @@ impl ObjectWatcher<'_> {
             } else {
                 debug!(objects = self.what, error = %cause, "watch failed again");
             }
-            handler.on_watch_failed(&cause);
+            on_state(Err(cause));
             sleep(backoff.pause(rand::random()).min(MAX_PAUSE)).await;
         }
     }
@@ -136,7 +127,8 @@ impl ObjectWatcher<'_> {
     async fn list_and_watch<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
-        handler: &mut impl WatchHandler<K>,
+        on_event: &mut impl FnMut(Event<K>),
+        on_state: &impl Fn(Result<(), ClusterError>),
         backoff: &mut Backoff,
         has_failed: &mut bool,
     ) -> Result<Infallible, ClusterError>
@@ -147,11 +139,11 @@ impl ObjectWatcher<'_> {
         let api = api(client, &namespace);
         // All objects, page by page. Each page but the last names the next one.
         let mut page = self.which.clone().limit(PAGE);
-        handler.on_event(Event::Init);
+        on_event(Event::Init);
         let listed = loop {
             let list = api.list(&page).await?;
             for object in list.items {
-                handler.on_event(Event::InitApply(object));
+                on_event(Event::InitApply(object));
             }
             page.continue_token = list.metadata.continue_.filter(|next| !next.is_empty());
             if page.continue_token.is_none() {
@@ -159,7 +151,8 @@ impl ObjectWatcher<'_> {
             }
         };
         let mut version = listed.ok_or_else(|| ClusterError::Failed(NO_VERSION.to_owned()))?;
-        handler.on_event(Event::InitDone);
+        on_event(Event::InitDone);
+        on_state(Ok(()));
         // The changes since. Each watch ends after a while, and the next one continues where it ended.
         let ListParams { label_selector, field_selector, .. } = page;
         let which =
@@ -183,7 +176,7 @@ impl ObjectWatcher<'_> {
                 };
                 version = at.ok_or_else(|| ClusterError::Failed(NO_VERSION.to_owned()))?;
                 if let Some(event) = event {
-                    handler.on_event(event);
+                    on_event(event);
                 }
             }
             // A proxy may end each watch at once.
@@ -254,24 +247,23 @@ mod tests {
 
     use super::*;
 
-    /// Sends each event of a watch, with the object's name.
-    struct Sent(mpsc::Sender<String>);
-
-    impl WatchHandler<Node> for Sent {
-        fn on_event(&mut self, event: Event<Node>) {
+    /// Watches Nodes, and sends each event, with the object's name.
+    async fn watched(cluster: &Cluster, sender: mpsc::Sender<String>) -> Infallible {
+        let on_event = |event| {
             let event = match event {
                 Event::Init => "list".to_owned(),
-                Event::InitApply(node) => format!("has {}", node.name_any()),
+                Event::InitApply(node) => format!("has {}", Node::name_any(&node)),
                 Event::InitDone => "listed".to_owned(),
                 Event::Apply(node) => format!("changed {}", node.name_any()),
                 Event::Delete(node) => format!("deleted {}", node.name_any()),
             };
-            self.0.try_send(event).unwrap();
-        }
-
-        fn on_watch_failed(&mut self, cause: &ClusterError) {
-            self.0.try_send(cause.to_string()).unwrap();
-        }
+            sender.try_send(event).unwrap();
+        };
+        let on_state = |state: Result<(), ClusterError>| {
+            state.unwrap_or_else(|cause| sender.try_send(cause.to_string()).unwrap());
+        };
+        let watcher = ObjectWatcher { cluster, what: "nodes", which: ListParams::default() };
+        watcher.run(|client, _| Api::all(client), on_event, on_state).await
     }
 
     #[tokio::test(start_paused = true)]
@@ -313,7 +305,6 @@ mod tests {
             pending::<Infallible>().await
         };
         let (sender, mut events) = mpsc::channel(100);
-        let watcher = ObjectWatcher { cluster: &cluster, what: "nodes", which: ListParams::default() };
         let seen = async {
             let mut seen = Vec::new();
             while seen.iter().filter(|event| *event == "listed").count() < 2 {
@@ -323,7 +314,7 @@ mod tests {
         };
         let seen = tokio::select! {
             seen = seen => seen,
-            never = watcher.run(|client, _| Api::all(client), Sent(sender)) => match never {},
+            never = watched(&cluster, sender) => match never {},
             never = serve => match never {},
         };
         let failed = "kube-apiserver: 410 too old";
@@ -357,9 +348,8 @@ mod tests {
                 }
             };
             let (sender, mut events) = mpsc::channel(1000);
-            let watcher = ObjectWatcher { cluster: &cluster, what: "nodes", which: ListParams::default() };
             tokio::select! {
-                never = watcher.run(|client, _| Api::all(client), Sent(sender)) => match never {},
+                never = watched(&cluster, sender) => match never {},
                 never = serve => match never {},
                 () = sleep(Duration::from_secs(60)) => {}
             }
@@ -374,21 +364,6 @@ mod tests {
         let causes = ["a", "a", "b", "a"].map(|cause| ClusterError::Failed(cause.to_owned()));
         assert_eq!(causes.each_ref().map(|cause| logged.is_news(cause)), [true, false, true, false]);
         assert_eq!([logged.clear(), logged.clear(), logged.is_news(&causes[0])], [true, false, true]);
-    }
-
-    /// Counts the lists and failures of a watch.
-    struct Log(watch::Sender<Vec<(String, Duration)>>, Instant);
-
-    impl WatchHandler<Node> for Log {
-        fn on_event(&mut self, event: Event<Node>) {
-            if matches!(event, Event::InitDone) {
-                self.0.send_modify(|log| log.push(("listed".to_owned(), self.1.elapsed())));
-            }
-        }
-
-        fn on_watch_failed(&mut self, cause: &ClusterError) {
-            self.0.send_modify(|log| log.push((cause.to_string(), self.1.elapsed())));
-        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -413,7 +388,12 @@ mod tests {
                     let _ = socket.write_all((head + body).as_bytes()).await;
                 }
             };
+            // The lists and failures of the watch.
             let log = watch::Sender::new(Vec::new());
+            let on_state = |state: Result<(), ClusterError>| {
+                let state = state.map_or_else(|cause| cause.to_string(), |()| "listed".to_owned());
+                log.send_modify(|log| log.push((state, start.elapsed())));
+            };
             let mut seen = log.subscribe();
             let watcher = ObjectWatcher { cluster: &cluster, what: "nodes", which: ListParams::default() };
             let listed = async {
@@ -422,7 +402,7 @@ mod tests {
             };
             let log = tokio::select! {
                 log = listed => log,
-                never = watcher.run(|client, _| Api::all(client), Log(log, start)) => match never {},
+                never = watcher.run(|client, _| Api::<Node>::all(client), drop, on_state) => match never {},
                 () = serve => unreachable!(),
             };
             let (first, after) = log.first().unwrap();

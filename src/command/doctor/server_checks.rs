@@ -76,7 +76,7 @@ fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindings) -> Test
 async fn check_nodes(settings: &ServerConfig, found: &mut DoctorFindings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
     let nodes: Result<BTreeSet<String>, String> = with_kubernetes!(
-        api::server::cluster::nodes(cluster.clone(), Some(SERVER_NODE_LABEL)).await,
+        api::server::nodes(cluster.clone(), Some(SERVER_NODE_LABEL)).await,
         else Ok(Default::default())
     );
     match nodes {

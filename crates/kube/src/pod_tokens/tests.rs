@@ -75,7 +75,7 @@ impl Apiserver {
         let account = "tunnel-edge".to_owned();
         let audience = AUDIENCE.to_owned();
         let settings = PodTokenSettings { cluster, account, audience, outage, file: None };
-        let tokens = PodTokens::new(settings, known, drop);
+        let tokens = PodTokens::new(settings, known, Box::new(drop));
         self.connect(&tokens);
         tokens
     }
@@ -364,15 +364,13 @@ async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is
     let tokens = apiserver.tokens(true);
     assert_eq!(tokens.recheck(&valid), Ok(()));
     assert_eq!(tokens.recheck(&ended), Err(TokenError::PodTokenEnded));
-    let cause = ClusterError::Silent;
-    let mut handler = (&*tokens, WatchedObjects::<EdgePod>::default());
-    handler.on_watch_failed(&ClusterError::Forbidden(String::new()));
+    tokens.on_state(Err(ClusterError::Forbidden(String::new())));
     assert_eq!(tokens.recheck(&ended), Err(TokenError::PodTokenEnded), "it answers");
-    handler.on_watch_failed(&cause);
+    tokens.on_state(Err(ClusterError::Silent));
     assert_eq!(tokens.recheck(&ended), Ok(()));
     assert_eq!(tokens.recheck(&long_ended), Err(TokenError::PodTokenEnded));
     let strict = apiserver.tokens(false);
-    (&*strict, WatchedObjects::<EdgePod>::default()).on_watch_failed(&cause);
+    strict.on_state(Err(ClusterError::Silent));
     assert_eq!(strict.recheck(&ended), Err(TokenError::PodTokenEnded));
 
     let listed = |uid: &str| -> PartialPod {
@@ -381,9 +379,12 @@ async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is
         )
         .unwrap()
     };
+    let mut pods = WatchedObjects::default();
+    let mut on_event = |event| tokens.on_event(event, &mut pods);
     for event in [Event::Init, Event::InitApply(listed("u1")), Event::InitDone] {
-        handler.on_event(event);
+        on_event(event);
     }
+    tokens.on_state(Ok(()));
     assert_eq!(tokens.recheck(&ended), Ok(()), "the kubelet needs a moment to renew it");
     advance(AFTER_OUTAGE).await;
     assert_eq!(tokens.recheck(&ended), Err(TokenError::PodTokenEnded));
@@ -391,14 +392,14 @@ async fn a_proof_ends_with_its_pod_and_its_token_but_not_while_kube_apiserver_is
     for (at, is_valid) in [("2999-01-01T00:00:00Z", true), ("2020-01-01T00:00:00Z", false)] {
         let mut ending = listed("u1");
         ending.metadata.deletion_timestamp = serde_json::from_value(json!(at)).unwrap();
-        handler.on_event(Event::Apply(ending));
+        on_event(Event::Apply(ending));
         assert_eq!(tokens.recheck(&valid).is_ok(), is_valid, "its Node does not answer: {at}");
     }
-    handler.on_event(Event::Apply(listed("u1")));
+    on_event(Event::Apply(listed("u1")));
     assert!(tokens.recheck(&valid).is_ok());
-    handler.on_event(Event::Apply(listed("u2")));
+    on_event(Event::Apply(listed("u2")));
     assert!(matches!(tokens.recheck(&valid), Err(TokenError::NoPod(_))), "another pod of its name");
-    handler.on_event(Event::Delete(listed("u2")));
+    on_event(Event::Delete(listed("u2")));
     assert!(matches!(tokens.recheck(&valid), Err(TokenError::NoPod(_))));
 }
 
@@ -454,11 +455,11 @@ async fn a_server_that_starts_while_kube_apiserver_is_away_admits_the_pods_of_be
     // The first list decides again, and a pod that is deleted leaves the file.
     let listed: PartialPod =
         serde_json::from_value(json!({"metadata": {"name": "edge-a", "uid": "u1"}})).unwrap();
-    let mut handler = (&*tokens, WatchedObjects::<EdgePod>::default());
+    let mut pods = WatchedObjects::default();
     let events = [Event::Init, Event::InitApply(listed.clone()), Event::InitDone, Event::Delete(listed)];
     let after = written(&file, &tokens, || {
         for event in events {
-            handler.on_event(event);
+            tokens.on_event(event, &mut pods);
         }
     });
     assert!(text.contains("edge-a") && !after.await.contains("edge-a"));

@@ -2,7 +2,8 @@
 //!
 //! Clocks of different machines are never compared: a holder is considered lost if the Lease has not changed for a
 //! while by the local clock. That does not suffice for writes, because a holder may have been suspended past its own
-//! end. So each term has a number that its writes carry, see `LeaderTerm`.
+//! end. So each term has a number (`leaseTransitions`) that its writes carry. It grows with each change of the holder: a
+//! holder that finds a higher one has lost the Lease.
 
 use std::time::Duration;
 
@@ -15,8 +16,7 @@ use tracing::debug;
 
 use crate::cluster::{Cluster, ClusterError, write};
 
-/// A Kubernetes Lease by which the servers choose the one that performs a task alone; held for one [`LeaderTerm`] at a
-/// time.
+/// A Kubernetes Lease by which the servers choose the one that performs a task alone; held for one term at a time.
 #[derive(Debug)]
 pub(crate) struct LeaderLease {
     cluster: Cluster,
@@ -28,26 +28,18 @@ pub(crate) struct LeaderLease {
     seen: Option<(String, Instant)>,
 }
 
-/// A period during which this server holds the Lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LeaderTerm {
-    /// Number that grows with each change of the holder (`leaseTransitions`). A holder that finds a higher one has lost
-    /// the Lease.
-    pub(crate) number: i32,
-}
-
 impl LeaderLease {
     pub(crate) fn new(cluster: Cluster, namespace: String, name: String, identity: String) -> Self {
         Self { cluster, namespace, name, identity, seen: None }
     }
 
-    /// Waits until this server holds the Lease. `least` is the lowest number that the term may have. Calls `report`
-    /// after each attempt: `Ok` if another server holds the Lease, otherwise the error.
+    /// Waits until this server holds the Lease. Returns the number of its term, at least `least`. Calls `report` after
+    /// each attempt: `Ok` if another server holds the Lease, otherwise the error.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: a term that was acquired unnoticed expires.
-    pub(crate) async fn acquire(&mut self, least: i32, report: impl Fn(Result<(), String>)) -> LeaderTerm {
+    pub(crate) async fn acquire(&mut self, least: i32, report: impl Fn(Result<(), String>)) -> i32 {
         loop {
             match self.in_time(Self::try_acquire, least).await {
                 Ok(Some(term)) => return term,
@@ -59,12 +51,12 @@ impl LeaderLease {
     }
 
     /// Renews the Lease until it is lost, or may be.
-    pub(crate) async fn keep(&mut self, term: LeaderTerm) {
+    pub(crate) async fn keep(&mut self, term: i32) {
         let mut renewed = Instant::now();
         loop {
             sleep(RETRY_PERIOD).await;
             let started = Instant::now();
-            match self.in_time(Self::try_renew, term.number).await {
+            match self.in_time(Self::try_renew, term).await {
                 Ok(true) => renewed = started,
                 Ok(false) => return,
                 Err(cause) => debug!(lease = self.name, error = %cause, "cannot renew Lease"),
@@ -76,8 +68,8 @@ impl LeaderLease {
     }
 
     /// Releases the Lease, so that another server need not wait until it expires.
-    pub(crate) async fn release(&mut self, term: LeaderTerm) {
-        if let Err(cause) = self.in_time(Self::try_release, term.number).await {
+    pub(crate) async fn release(&mut self, term: i32) {
+        if let Err(cause) = self.in_time(Self::try_release, term).await {
             debug!(lease = self.name, error = %cause, "cannot release Lease");
         }
     }
@@ -95,14 +87,14 @@ impl LeaderLease {
         Ok(Api::namespaced(client, &self.namespace))
     }
 
-    async fn try_acquire(&mut self, least: i32) -> Result<Option<LeaderTerm>, ClusterError> {
+    async fn try_acquire(&mut self, least: i32) -> Result<Option<i32>, ClusterError> {
         let api = self.api().await?;
         let Some(found) = api.get_opt(&self.name).await? else {
             let mut new = Object::default();
             new.metadata.name = Some(self.name.clone());
             new.spec = Some(self.spec(least, Some(Timestamp::now())));
             let made = write(&api, &self.name, &new, false).await?;
-            return Ok(made.then_some(LeaderTerm { number: least }));
+            return Ok(made.then_some(least));
         };
         if !self.is_free(&found) {
             return Ok(None);
@@ -110,7 +102,7 @@ impl LeaderLease {
         let before = found.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
         let number = before.saturating_add(1).max(least);
         let taken = self.replace(&api, found, self.spec(number, Some(Timestamp::now()))).await?;
-        Ok(taken.then_some(LeaderTerm { number }))
+        Ok(taken.then_some(number))
     }
 
     /// Returns true if the Lease has no holder, if this process holds it from an earlier term, or if its holder has not

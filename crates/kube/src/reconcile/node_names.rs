@@ -17,12 +17,12 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, StateReport, write};
 use crate::partial::PartialNode;
 use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
 use crate::reconcile::kube_node_state::KubeNodeState;
-use crate::reconcile::lease::{LeaderLease, LeaderTerm};
-use crate::watcher::{Event, ObjectWatcher, WatchHandler, WatchedObjects, publish};
+use crate::reconcile::lease::LeaderLease;
+use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::NodeGlob;
 
@@ -57,7 +57,7 @@ pub struct NamesReconcilerParams {
 #[debug("NodeNamesReconciler({params:?})")]
 pub struct NodeNamesReconciler {
     params: NamesReconcilerParams,
-    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+    report: StateReport,
     nodes: Mutex<WatchedObjects<KubeNodeState>>,
     /// Addresses of the Service; they are not a server's own.
     service: watch::Sender<BTreeSet<IpAddr>>,
@@ -70,14 +70,11 @@ pub struct NodeNamesReconciler {
 impl NodeNamesReconciler {
     /// Creates the reconciler; sends no request. Calls `report` with whether the ConfigMap is up to date as far as this
     /// server knows, and if not, why.
-    pub fn new(
-        params: NamesReconcilerParams,
-        report: impl Fn(Result<(), String>) + Send + Sync + 'static,
-    ) -> Self {
-        let service = watch::Sender::new(BTreeSet::new());
+    pub fn new(params: NamesReconcilerParams, report: StateReport) -> Self {
+        let service = watch::Sender::default();
         let nodes = Mutex::default();
         let left_out = Mutex::default();
-        Self { params, report: Box::new(report), nodes, service, left_out, nodes_changed: Notify::new() }
+        Self { params, report, nodes, service, left_out, nodes_changed: Notify::new() }
     }
 
     /// Returns a receiver of the Service's addresses, to which names of nodes resolve although no server has them.
@@ -95,7 +92,7 @@ impl NodeNamesReconciler {
             () = async {
                 loop {
                     let Some(term) = self.acquire_term(&mut lease, &drain).await else { return };
-                    info!(term = term.number, "acquired Lease, writing node names");
+                    info!(term, "acquired Lease, writing node names");
                     tokio::select! {
                         () = lease.keep(term) => warn!("Lease lost, no longer writing node names"),
                         why = self.term(term) => warn!(reason = why, "no longer writing node names"),
@@ -112,7 +109,7 @@ impl NodeNamesReconciler {
     }
 
     /// Waits for a term. Returns `None` if draining has started.
-    async fn acquire_term(&self, lease: &mut LeaderLease, drain: &Drain) -> Option<LeaderTerm> {
+    async fn acquire_term(&self, lease: &mut LeaderLease, drain: &Drain) -> Option<i32> {
         let acquired = async {
             // The Lease may have been deleted and recreated with a number lower than the one last written.
             let least = loop {
@@ -128,15 +125,16 @@ impl NodeNamesReconciler {
     }
 
     /// Writes until another holder has written. Returns the reason for stopping.
-    async fn term(&self, term: LeaderTerm) -> String {
+    async fn term(&self, term: i32) -> String {
         loop {
             *self.nodes.lock() = WatchedObjects::default();
             let cluster = &self.params.cluster;
             let which = ListParams::default();
             let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
+            let on_event = |event| self.on_event(event);
             let whole = Instant::now() + RELIST_INTERVAL;
             tokio::select! {
-                never = followed.run(|client, _| Api::<PartialNode>::all(client), self) => match never {},
+                never = followed.run(|client, _| Api::all(client), on_event, drop) => match never {},
                 why = self.keep(term) => return why,
                 // All Nodes are listed again.
                 () = sleep_until(whole) => {}
@@ -144,7 +142,13 @@ impl NodeNamesReconciler {
         }
     }
 
-    async fn keep(&self, term: LeaderTerm) -> String {
+    fn on_event(&self, event: Event<PartialNode>) {
+        if self.nodes.lock().take(event, |node| KubeNodeState::of(node, &self.params.edges)) {
+            self.nodes_changed.notify_one();
+        }
+    }
+
+    async fn keep(&self, term: i32) -> String {
         let look_again = if self.params.holders.is_some() { HOLDERS_CHECK_INTERVAL } else { CHECK_INTERVAL };
         let mut first = true;
         let mut next = Instant::now();
@@ -181,14 +185,6 @@ impl NodeNamesReconciler {
             // The holder of the Lease reports the error.
             let _ = looked.await;
             sleep(CHECK_INTERVAL).await;
-        }
-    }
-}
-
-impl WatchHandler<PartialNode> for &NodeNamesReconciler {
-    fn on_event(&mut self, event: Event<PartialNode>) {
-        if self.nodes.lock().take(event, |node| KubeNodeState::of(node, &self.params.edges)) {
-            self.nodes_changed.notify_one();
         }
     }
 }
@@ -230,7 +226,7 @@ impl NodeNamesReconciler {
     /// so that it carries this term's number and no write of an earlier term can succeed.
     pub(crate) async fn reconcile(
         &self,
-        term: LeaderTerm,
+        term: i32,
         nodes: &BTreeMap<String, KubeNodeState>,
         first: bool,
     ) -> Result<bool, PassError> {
@@ -250,11 +246,11 @@ impl NodeNamesReconciler {
         let found = api.get_opt(configmap).await?;
         let number = found.as_ref().and_then(number);
         // A holder that has slept through the end of its Lease does not know that. The number of a later term stops it.
-        if let Some(higher) = number.filter(|number| *number > term.number) {
-            return Err(PassError::Fenced(format!("term {higher} is newer than ours, {}", term.number)));
+        if let Some(higher) = number.filter(|number| *number > term) {
+            return Err(PassError::Fenced(format!("term {higher} is newer than ours, {term}")));
         }
         let is_true = found.as_ref().and_then(|map| map.data.as_ref()?.get(key)) == Some(&text);
-        if is_true && !(first && number != Some(term.number)) {
+        if is_true && !(first && number != Some(term)) {
             return Ok(false);
         }
         let there = found.is_some();
@@ -263,13 +259,13 @@ impl NodeNamesReconciler {
         let mut object = found.unwrap_or_default();
         object.metadata.name = Some(configmap.clone());
         let annotations = object.metadata.annotations.get_or_insert_default();
-        annotations.insert(TERM.to_owned(), term.number.to_string());
+        annotations.insert(TERM.to_owned(), term.to_string());
         let lines = text.lines().count();
         object.data.get_or_insert_default().insert(key.clone(), text);
         if !write(&api, configmap, &object, there).await? {
             return Err(PassError::Fenced(format!("another writer has changed ConfigMap {configmap}")));
         }
-        info!(lines, term = term.number, "node names written");
+        info!(lines, term, "node names written");
         Ok(true)
     }
 

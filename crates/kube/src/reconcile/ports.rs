@@ -7,14 +7,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::api::ListParams;
 use kube::{Api, Client};
-use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, StateReport, write};
 use crate::reconcile::service_ports::{NOT_OURS, ServicePortChange, changed, is_ours};
-use crate::watcher::{Event, ObjectWatcher, WatchHandler, publish};
+use crate::watcher::{Event, ObjectWatcher, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
 
@@ -44,25 +43,15 @@ pub struct PortWatchParams {
 pub struct PortWatch {
     params: PortWatchParams,
     ports: watch::Sender<ConfigMapPorts>,
-    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
-    /// Errors logged last.
-    logged: Mutex<Option<String>>,
+    report: StateReport,
     /// Notified when the ConfigMap may have changed.
     configmap_changed: Notify,
 }
 
 impl PortWatch {
-    /// Creates a watch; sends no request. Calls `report` with whether all listed ports are served, and if not, why. It
-    /// must not block.
-    pub fn new(params: PortWatchParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
-        let ports = watch::Sender::new(ConfigMapPorts::default());
-        Self {
-            params,
-            ports,
-            report: Box::new(report),
-            logged: Mutex::default(),
-            configmap_changed: Notify::new(),
-        }
+    /// Creates a watch; sends no request. Calls `report` with whether all listed ports are served, and if not, why.
+    pub fn new(params: PortWatchParams, report: StateReport) -> Self {
+        Self { params, ports: watch::Sender::default(), report, configmap_changed: Notify::new() }
     }
 
     /// Returns a receiver of the ports in the ConfigMap.
@@ -76,21 +65,33 @@ impl PortWatch {
         let what = format!("ConfigMap {namespace}/{configmap}");
         let which = ListParams::default().fields(&format!("metadata.name={configmap}"));
         let followed = ObjectWatcher { cluster, what: &what, which };
+        let on_event = |event: Event<ConfigMap>| {
+            if !matches!(event, Event::Init | Event::InitApply(_)) {
+                self.configmap_changed.notify_one();
+            }
+        };
         tokio::select! {
-            never = followed.run(|client, _| Api::namespaced(client, namespace), &self) => match never {},
+            never = followed.run(|client, _| Api::namespaced(client, namespace), on_event, drop) => match never {},
             () = self.keep() => {}
             () = drain.draining() => {}
         }
     }
 
-    /// Reconciles after each change, and periodically.
+    /// Reconciles after each change, and periodically. Reports the state, and logs it if it has changed.
     async fn keep(&self) {
+        let mut logged = None;
         loop {
             let done = timeout(REQUEST_TIMEOUT, self.reconcile()).await.unwrap_or(Err(ClusterError::Silent));
-            self.report_state(
-                done.map_err(|cause| vec![cause.to_string()])
-                    .and_then(|wrong| if wrong.is_empty() { Ok(()) } else { Err(wrong) }),
-            );
+            let wrong = done.unwrap_or_else(|cause| vec![cause.to_string()]);
+            let wrong = (!wrong.is_empty()).then(|| wrong.join("; "));
+            if logged != wrong {
+                match &wrong {
+                    None => info!("all node ports are served"),
+                    Some(errors) => warn!(errors, "cannot serve all node ports"),
+                }
+                logged.clone_from(&wrong);
+            }
+            (self.report)(wrong.map_or(Ok(()), Err));
             let _ = timeout(CHECK_INTERVAL, self.configmap_changed.notified()).await;
         }
     }
@@ -174,29 +175,6 @@ impl PortWatch {
             }
         }
         (required, wrong)
-    }
-
-    /// Logs the state if it has changed, and reports it.
-    fn report_state(&self, state: Result<(), Vec<String>>) {
-        let state = state.map_err(|all| all.join("; "));
-        let mut logged = self.logged.lock();
-        if *logged != state.as_ref().err().cloned() {
-            match &state {
-                Ok(()) => info!("all node ports are served"),
-                Err(wrong) => warn!(errors = wrong, "cannot serve all node ports"),
-            }
-            *logged = state.clone().err();
-        }
-        drop(logged);
-        (self.report)(state);
-    }
-}
-
-impl WatchHandler<ConfigMap> for &PortWatch {
-    fn on_event(&mut self, event: Event<ConfigMap>) {
-        if !matches!(event, Event::Init | Event::InitApply(_)) {
-            self.configmap_changed.notify_one();
-        }
     }
 }
 

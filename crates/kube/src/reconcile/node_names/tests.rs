@@ -158,7 +158,7 @@ fn failure(code: u16) -> (u16, Value) {
 }
 
 fn names(apiserver: &Apiserver, identity: &str) -> NodeNamesReconciler {
-    NodeNamesReconciler::new(params(apiserver, identity), |_| {})
+    NodeNamesReconciler::new(params(apiserver, identity), Box::new(drop))
 }
 
 fn params(apiserver: &Apiserver, identity: &str) -> NamesReconcilerParams {
@@ -247,8 +247,8 @@ async fn a_forbidden_lease_is_reported_until_it_is_held() {
     let _still = freeze_time();
     let (drain, reported) = (Drain::new(), Arc::new(Mutex::new(Ok(()))));
     let state = reported.clone();
-    let names =
-        NodeNamesReconciler::new(params(&apiserver, "first"), move |now| *state.lock().unwrap() = now);
+    let report = Box::new(move |now| *state.lock().unwrap() = now);
+    let names = NodeNamesReconciler::new(params(&apiserver, "first"), report);
     drain.spawn(tracing::Span::none(), names.run(drain.clone()));
     advance_until(&apiserver, "the error is reported", || {
         reported.lock().unwrap().as_ref().is_err_and(|why| why.contains("Lease n/lease"))
@@ -270,7 +270,7 @@ async fn writes_are_spaced_however_often_a_node_changes() {
     let apiserver = Apiserver::start();
     let _still = freeze_time();
     let names = names(&apiserver, "first");
-    let term = LeaderTerm { number: 1 };
+    let term = 1;
     let node = |last: u8| {
         let node = json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP", "address": format!("10.0.0.{last}")}]}});
         serde_json::from_value::<PartialNode>(node).unwrap()
@@ -282,7 +282,7 @@ async fn writes_are_spaced_however_often_a_node_changes() {
         let mut last = 0;
         advance_until(&apiserver, "the text is written several times", || {
             last = if last == 200 { 1 } else { last + 1 };
-            (&names).on_event(Event::Apply(node(last)));
+            names.on_event(Event::Apply(node(last)));
             let text = apiserver.text();
             let mut writes = writes.lock().unwrap();
             if text.is_some() && writes.last().is_none_or(|(_, before)| *before != text) {
