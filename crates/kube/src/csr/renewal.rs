@@ -11,21 +11,17 @@ pub(crate) enum RenewalStep {
     /// Wait for this long.
     Wait(Duration),
     /// Request a certificate.
-    Issue(PlannedRenewal),
-}
-
-/// A certificate request that a [`CertificateRenewer`] should make.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct PlannedRenewal {
-    /// Names to request.
-    pub(crate) names: BTreeSet<String>,
-    /// Names to request if those are denied: one forbidden name must not prevent the renewal of the existing
-    /// certificate.
-    pub(crate) fallback: Option<BTreeSet<String>>,
-    /// Time to wait after it was issued.
-    pub(crate) delay: Duration,
-    /// Reason of the request, as a clause.
-    pub(crate) why: &'static str,
+    Issue {
+        /// Names to request.
+        names: BTreeSet<String>,
+        /// Names to request if those are denied: one forbidden name must not prevent the renewal of the existing
+        /// certificate.
+        fallback: Option<BTreeSet<String>>,
+        /// Time to wait after it was issued.
+        delay: Duration,
+        /// Reason of the request, as a clause.
+        why: &'static str,
+    },
 }
 
 /// Returns the next step. `required` are the names the certificate should have, and `last_requested` those of the last
@@ -60,7 +56,7 @@ pub(crate) fn step(
             "renewal is due; the names it should have are unknown, so its own are used",
         ),
     };
-    Ok(RenewalStep::Issue(PlannedRenewal { names, fallback, delay, why }))
+    Ok(RenewalStep::Issue { names, fallback, delay, why })
 }
 
 /// Returns the time of the next renewal: after 70 to 90 % of the validity that remained on receipt, selected by
@@ -97,7 +93,7 @@ mod tests {
 
     fn issue(step: Result<RenewalStep, CsrError>) -> (BTreeSet<String>, Option<BTreeSet<String>>, Duration) {
         match step.unwrap() {
-            RenewalStep::Issue(PlannedRenewal { names, fallback, delay, .. }) => (names, fallback, delay),
+            RenewalStep::Issue { names, fallback, delay, .. } => (names, fallback, delay),
             other @ RenewalStep::Wait(_) => panic!("{other:?}"),
         }
     }

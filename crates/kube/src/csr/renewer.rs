@@ -14,7 +14,7 @@ use crate::cluster::Cluster;
 use crate::csr::error::CsrError;
 use crate::csr::names;
 use crate::csr::profile::Profile;
-use crate::csr::renewal::{PlannedRenewal, RenewalStep, due, step};
+use crate::csr::renewal::{RenewalStep, due, step};
 use crate::csr::request::signed;
 use crate::csr::server_name_sources::{ResolvedCertificateNames, ServerNameSources};
 use crate::csr::stored_certificate::StoredCertificate;
@@ -108,11 +108,10 @@ impl CertificateRenewer {
             let due = due(held.received, held.until, self.chance);
             (held.names, due.duration_since(SystemTime::now()).ok())
         });
-        let PlannedRenewal { names, fallback, delay, why } =
-            match step(required, held, self.last_requested.as_ref())? {
-                RenewalStep::Wait(delay) => return Ok(delay),
-                RenewalStep::Issue(issue) => issue,
-            };
+        let (names, fallback, delay, why) = match step(required, held, self.last_requested.as_ref())? {
+            RenewalStep::Wait(delay) => return Ok(delay),
+            RenewalStep::Issue { names, fallback, delay, why } => (names, fallback, delay, why),
+        };
         info!(profile = self.profile.name(), reason = why, "certificate needed");
         // A name that the approver refuses must not let the certificate expire with all others.
         match (self.issue(names).await, fallback) {
