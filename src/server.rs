@@ -64,7 +64,7 @@ use crate::server::rates::RateLimiter;
 use crate::server::user_links::UserLinks;
 use crate::session_io::judged::JudgedSessions;
 use crate::session_io::rights::RightsChange;
-use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
+use crate::startup::{Prepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
@@ -315,7 +315,7 @@ impl Server {
 
 impl PreparedServer {
     /// Prepares everything.
-    fn new(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Result<Self, NotPrepared> {
+    fn new(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Prepared<Self> {
         let files = LoadedServerFiles::read(settings, startup);
         let grpc = startup.bind("server.links.listen", settings.links.listen);
         let admin =

@@ -42,6 +42,9 @@ pub struct StartupErrorCollector {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotPrepared;
 
+/// What is prepared for the start.
+pub type Prepared<T> = Result<T, NotPrepared>;
+
 /// One error found at startup, with its kind. All are reported together before the process exits.
 #[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
 #[display("{error}")]
@@ -117,7 +120,7 @@ impl StartupErrorCollector {
         kind: StartupErrorKind,
         keys: &[&str],
         result: Result<T, impl fmt::Display>,
-    ) -> Result<T, NotPrepared> {
+    ) -> Prepared<T> {
         let given = keys.iter().all(|key| self.is_given(key));
         result.map_err(|cause| {
             if given {
@@ -158,17 +161,17 @@ impl StartupErrorCollector {
     }
 
     /// Checks that the kernel has the congestion control that a key names, if any; otherwise records an error.
-    pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Result<(), NotPrepared> {
+    pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Prepared<()> {
         self.collect(StartupErrorKind::System, &[key], name.map_or(Ok(()), try_congestion))
     }
 
     /// Binds a port, unless this is a check. `key` is the full key.
-    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Result<TcpListenSocket, NotPrepared> {
+    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Prepared<TcpListenSocket> {
         self.bind_by(key, at, TcpListenSocket::bind)
     }
 
     /// Like [`Self::bind`], for a port that edges on this machine may dial for their clients.
-    pub fn bind_public(&mut self, key: &str, at: SocketAddr) -> Result<TcpListenSocket, NotPrepared> {
+    pub fn bind_public(&mut self, key: &str, at: SocketAddr) -> Prepared<TcpListenSocket> {
         self.bind_by(key, at, TcpListenSocket::bind_public)
     }
 
@@ -177,7 +180,7 @@ impl StartupErrorCollector {
         key: &str,
         at: SocketAddr,
         bind: fn(SocketAddr) -> Result<TcpListenSocket, BindError>,
-    ) -> Result<TcpListenSocket, NotPrepared> {
+    ) -> Prepared<TcpListenSocket> {
         if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
@@ -185,7 +188,7 @@ impl StartupErrorCollector {
     }
 
     /// Like [`Self::bind`], for a unix socket.
-    pub fn bind_local(&mut self, key: &str, path: &Path) -> Result<UnixAccept, NotPrepared> {
+    pub fn bind_local(&mut self, key: &str, path: &Path) -> Prepared<UnixAccept> {
         if self.is_check || !self.is_given(key) {
             return Err(NotPrepared);
         }
@@ -194,7 +197,7 @@ impl StartupErrorCollector {
 
     /// Like [`Self::bind_local`], for the admin socket. Returns `None` if no key names it and no directory is
     /// usable.
-    pub fn bind_admin(&mut self, key: &str, admin: &AdminConfig) -> Result<Option<UnixAccept>, NotPrepared> {
+    pub fn bind_admin(&mut self, key: &str, admin: &AdminConfig) -> Prepared<Option<UnixAccept>> {
         let bound = match &admin.listen {
             Some(path) => Some(self.bind_local(key, path)?),
             None if self.is_check || !self.is_given(key) => return Err(NotPrepared),
@@ -220,7 +223,7 @@ impl StartupErrorCollector {
         key: &str,
         at: SocketAddr,
         is_default: bool,
-    ) -> Result<Option<TcpListenSocket>, NotPrepared> {
+    ) -> Prepared<Option<TcpListenSocket>> {
         if !self.is_given(key) || !is_default && !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
@@ -254,7 +257,7 @@ impl StartupErrorCollector {
     ///
     /// Returns all recorded errors. The list is empty if none was recorded and something is missing nevertheless, as in
     /// a check.
-    pub fn finish<T>(self, prepared: Result<T, NotPrepared>) -> Result<T, StartupErrors> {
+    pub fn finish<T>(self, prepared: Prepared<T>) -> Result<T, StartupErrors> {
         match prepared {
             Ok(prepared) if self.errors.is_empty() => Ok(prepared),
             _ => Err(self.into_errors()),

@@ -14,7 +14,7 @@ use crate::config::edge::{TargetTlsConfig, UplinkConfig};
 use crate::config::listen_tls::Tls;
 use crate::edge::config::{ADMIN, EdgeConfig as Settings};
 use crate::session_io::rights::RightsChange;
-use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
+use crate::startup::{Prepared, StartupErrorCollector, StartupErrorKind};
 use crate::uplink::link_dialer::ServerEndpoint;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_net::http_proxy::OutboundProxy;
@@ -51,10 +51,7 @@ pub(crate) struct PreparedEdge {
 }
 
 /// Reads all files and binds all ports of the config.
-pub(crate) fn prepare(
-    settings: &Settings,
-    startup: &mut StartupErrorCollector,
-) -> Result<PreparedEdge, NotPrepared> {
+pub(crate) fn prepare(settings: &Settings, startup: &mut StartupErrorCollector) -> Prepared<PreparedEdge> {
     let files = LoadedEdgeFiles::read(settings, startup);
     let ports = ("uplink", &settings.uplink.ports);
     let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
@@ -69,10 +66,7 @@ pub(crate) fn prepare(
 
 impl LoadedEdgeFiles {
     /// Reads all files.
-    pub(crate) fn read(
-        settings: &Settings,
-        startup: &mut StartupErrorCollector,
-    ) -> Result<Self, NotPrepared> {
+    pub(crate) fn read(settings: &Settings, startup: &mut StartupErrorCollector) -> Prepared<Self> {
         let uplink = &settings.uplink;
         let trust = Trust::Ca(uplink.ca.clone());
         let tls = TlsClientConfig { trust, identity: None, alpn: link_alpn() }.load();
@@ -100,7 +94,7 @@ impl LoadedEdgeFiles {
 pub(super) fn tokens(
     uplink: &UplinkConfig,
     startup: &mut StartupErrorCollector,
-) -> Result<ReloadedValue<Vec<SecretString>>, NotPrepared> {
+) -> Prepared<ReloadedValue<Vec<SecretString>>> {
     match (&uplink.token, &uplink.token_file) {
         (None, None) => Ok(ReloadedValue::fixed(Vec::new())),
         (Some(secret), _) => {
@@ -131,10 +125,7 @@ fn warn_weak_tokens(key: &str, tokens: &[SecretString]) {
 }
 
 /// Loads the TLS configs for targets, which are reloaded when their files change.
-pub(super) fn targets(
-    tls: &TargetTlsConfig,
-    startup: &mut StartupErrorCollector,
-) -> Result<TargetTls, NotPrepared> {
+pub(super) fn targets(tls: &TargetTlsConfig, startup: &mut StartupErrorCollector) -> Prepared<TargetTls> {
     let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| IdentityFiles { cert, key });
     let client =
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };

@@ -10,7 +10,7 @@ use crate::config::listen;
 use crate::config::listen_tls::PortTlsState;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use crate::startup::{NotPrepared, StartupErrorCollector};
+use crate::startup::{NotPrepared, Prepared, StartupErrorCollector};
 use tunnel_base::policy::NodeGlob;
 use tunnel_net::listen::TcpListenSocket;
 
@@ -39,7 +39,7 @@ impl EdgeProxyConfig {
     }
 
     /// Binds its port.
-    pub(crate) fn bind(&self, startup: &mut StartupErrorCollector) -> Result<TcpListenSocket, NotPrepared> {
+    pub(crate) fn bind(&self, startup: &mut StartupErrorCollector) -> Prepared<TcpListenSocket> {
         startup.bind("edge.http_proxy.listen", self.listen.ok_or(NotPrepared)?)
     }
 }

@@ -67,6 +67,9 @@ struct PeerList {
     incoming: Vec<Arc<Link>>,
 }
 
+/// What a peer has answered about a node, and over which link.
+pub(crate) type PeerAnswer = Result<(Arc<Link>, Found), PeerError>;
+
 impl Peers {
     /// Returns the peers at `addresses`, which may include this server, and watches these until draining begins. `own`
     /// is this process. The caller calls [`Self::remove`] for each link that a peer has made and that ends.
@@ -166,11 +169,7 @@ impl Peers {
 
     /// Asks a peer whether a node is linked to it. Returns the answer and the link that it came over. Takes at most 2
     /// s. Cancel safe.
-    pub(crate) async fn ask(
-        &self,
-        server: &PeerHandle,
-        node: &NodeName,
-    ) -> Result<(Arc<Link>, Found), PeerError> {
+    pub(crate) async fn ask(&self, server: &PeerHandle, node: &NodeName) -> PeerAnswer {
         let link = server.link().await?;
         let find = |question| link.signal(node, FrameKind::Find(question));
         let found = self.questions.ask(&link, ANSWER_TIMEOUT, find).await;

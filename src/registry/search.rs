@@ -16,7 +16,7 @@ use crate::paths::Path;
 use crate::paths::node_not_found::{NodeNotFound, PeerError};
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::nodes_at_peers::NodesAtPeers;
-use crate::registry::peers::{PeerHandle, Peers};
+use crate::registry::peers::{PeerAnswer, PeerHandle, Peers};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{Found, Remote};
 use tunnel_proto::names::{Instance, NodeName};
@@ -174,8 +174,6 @@ struct PeerQueries<'a> {
     /// The processes of these peers. One may be asked by its address and over its own link, but is only counted once.
     without: HashSet<Option<Instance>>,
 }
-
-type PeerAnswer = Result<(Arc<Link>, Found), PeerError>;
 
 impl<'a> PeerQueries<'a> {
     fn new(peers: &'a Arc<Peers>, query: &'a NodeSearchCriteria) -> Self {

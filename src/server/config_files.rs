@@ -14,7 +14,7 @@ use crate::server::config::ServerConfig;
 use crate::server::edge_links;
 use crate::session_io::rights::RightsChange;
 use crate::startup::tls_files::tls_params;
-use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
+use crate::startup::{NotPrepared, Prepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
@@ -53,10 +53,7 @@ impl LoadedServerFiles {
     }
 
     /// Reads all files.
-    pub(crate) fn read(
-        settings: &ServerConfig,
-        startup: &mut StartupErrorCollector,
-    ) -> Result<Self, NotPrepared> {
+    pub(crate) fn read(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Prepared<Self> {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
@@ -88,7 +85,7 @@ impl LoadedServerFiles {
 pub(crate) fn tls(
     settings: &ServerConfig,
     startup: &mut StartupErrorCollector,
-) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
+) -> Prepared<ReloadedValue<ServerTls>> {
     let links = &settings.links;
     let params = tls_params(&settings.tls, startup);
     let has_ca = links.peer_ca.exists() || settings.invitations.store != InvitationStoreKind::None;
@@ -158,7 +155,7 @@ fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<ReloadedVa
 pub(crate) fn invitation_ca(
     settings: &ServerConfig,
     startup: &mut StartupErrorCollector,
-) -> Result<Option<ReloadedValue<AdvertisedCa>>, NotPrepared> {
+) -> Prepared<Option<ReloadedValue<AdvertisedCa>>> {
     if settings.invitations.store == InvitationStoreKind::None {
         return Ok(None);
     }

@@ -18,7 +18,7 @@ use tracing::{info, info_span, warn};
 use crate::enrolment::{OpenedEnrolments, next_change};
 use crate::kubernetes::PodTokenReviewer;
 use crate::registry::Registry;
-use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
+use crate::startup::{Prepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
@@ -81,7 +81,7 @@ pub(crate) fn read(
     is_optional: bool,
     egress: bool,
     startup: &mut StartupErrorCollector,
-) -> Result<ReloadedValue<NodeTokens>, NotPrepared> {
+) -> Prepared<ReloadedValue<NodeTokens>> {
     let path = file.to_owned();
     let first = AtomicBool::new(true);
     let key = startup.spelled(TOKEN_FILE);

@@ -12,7 +12,7 @@ use crate::config::listen_tls::Tls;
 use crate::config::plan::log_changed;
 use crate::listener::{BoundPort, ListenerDeps};
 use crate::server::config::ConfiguredListener;
-use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
+use crate::startup::{Prepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 
 /// The open listeners for clients.
@@ -51,7 +51,7 @@ pub(crate) fn prepare(
     table: &ConfiguredListener,
     tls: &Tls,
     startup: &mut StartupErrorCollector,
-) -> Result<PreparedListener, NotPrepared> {
+) -> Prepared<PreparedListener> {
     let before = startup.ports().len();
     let ports = table.config.bind(tls, startup)?;
     let requested = startup.ports().iter().skip(before).cloned().collect();

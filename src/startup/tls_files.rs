@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::config::listen_tls::{ListenerTlsConfig, Tls, TlsVersion};
-use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
+use crate::startup::{NotPrepared, Prepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::params::TlsParams;
@@ -39,7 +39,7 @@ impl NamedFile {
     }
 
     /// Checks what all of these files contain, so that each error is recorded.
-    pub(crate) fn check_all(files: &[Self], startup: &mut StartupErrorCollector) -> Result<(), NotPrepared> {
+    pub(crate) fn check_all(files: &[Self], startup: &mut StartupErrorCollector) -> Prepared<()> {
         let mut result = Ok(());
         for Self { key, path, kind } in files {
             let is_right = match kind {
@@ -73,7 +73,7 @@ impl ListenerTlsConfig {
         &self,
         tls: &Tls,
         startup: &mut StartupErrorCollector,
-    ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
+    ) -> Prepared<ReloadedValue<ServerTls>> {
         let params = tls_params(tls, startup);
         NamedFile::check_all(&self.files(), startup)?;
         let (params, _) = params?;
@@ -88,7 +88,7 @@ impl ListenerTlsConfig {
 pub(crate) fn tls_params(
     tls: &Tls,
     startup: &mut StartupErrorCollector,
-) -> Result<(TlsParams, Vec<String>), NotPrepared> {
+) -> Prepared<(TlsParams, Vec<String>)> {
     let params = TlsParams::new(tls.min_version == TlsVersion::V13, &tls.cipher_suites);
     startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], params)
 }

@@ -42,23 +42,18 @@ pub enum AddressFailure {
     Local(SocketAddr, io::Error),
 }
 
+/// The connected socket, or the failures of all addresses.
+pub type DialResult = Result<TcpStream, ConnectError>;
+
 /// Connects to the first of a host's addresses that answers, within `timeout` in total.
 ///
 /// They are tried in the order of [`in_order`]. The socket has no delay for small writes, and keep-alive. Cancel safe.
-pub async fn dial(
-    host: &Host,
-    addresses: &[SocketAddr],
-    timeout: Duration,
-) -> Result<TcpStream, ConnectError> {
+pub async fn dial(host: &Host, addresses: &[SocketAddr], timeout: Duration) -> DialResult {
     dial_in_order(host, &in_order(host, addresses), timeout).await
 }
 
 /// Like [`dial`], but for a target, which must not use the last file descriptors.
-pub async fn dial_target(
-    host: &Host,
-    addresses: &[SocketAddr],
-    timeout: Duration,
-) -> Result<TcpStream, ConnectError> {
+pub async fn dial_target(host: &Host, addresses: &[SocketAddr], timeout: Duration) -> DialResult {
     dial_with(host, &in_order(host, addresses), timeout, fd_limit::ensure_outside_reserve).await
 }
 
@@ -66,11 +61,7 @@ pub async fn dial_target(
 ///
 /// The next address is tried as soon as one fails, and after 250 ms without an answer, while the earlier ones may still
 /// answer. So an unresponsive address costs hardly any time.
-pub async fn dial_in_order(
-    host: &Host,
-    addresses: &[SocketAddr],
-    timeout: Duration,
-) -> Result<TcpStream, ConnectError> {
+pub async fn dial_in_order(host: &Host, addresses: &[SocketAddr], timeout: Duration) -> DialResult {
     dial_with(host, addresses, timeout, |_| Ok(())).await
 }
 
@@ -80,7 +71,7 @@ async fn dial_with(
     addresses: &[SocketAddr],
     timeout: Duration,
     check: impl Fn(&TcpSocket) -> io::Result<()>,
-) -> Result<TcpStream, ConnectError> {
+) -> DialResult {
     let start = Instant::now();
     let check = &check;
     let addresses = addresses.get(..MAX_ATTEMPTS).unwrap_or(addresses);

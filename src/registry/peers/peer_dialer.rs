@@ -84,6 +84,9 @@ pub(crate) struct PeerDialContext {
     pub(crate) links_changed: Arc<Notify>,
 }
 
+/// A link, or why there is none, with a fixed label for metrics.
+type PeerLinkResult = Result<LinkReader, (&'static str, PeerError)>;
+
 impl TlsPeerDialer {
     /// Returns the dialer and the receiver of its links, which the caller drives.
     pub fn new(
@@ -96,13 +99,7 @@ impl TlsPeerDialer {
     }
 
     /// Makes a link to the peer at an address. Nothing is sent before TLS has proved that it is a peer.
-    ///
-    /// An error comes with a fixed label for metrics.
-    async fn connect(
-        &self,
-        at: SocketAddr,
-        is_backup: bool,
-    ) -> Result<LinkReader, (&'static str, PeerError)> {
+    async fn connect(&self, at: SocketAddr, is_backup: bool) -> PeerLinkResult {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let connect = async |_| {
             let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT_TIMEOUT).await.map_err(|e| {
@@ -117,12 +114,7 @@ impl TlsPeerDialer {
     }
 
     /// Makes the TLS and link handshakes over a connection to a peer.
-    async fn link(
-        &self,
-        at: SocketAddr,
-        is_backup: bool,
-        socket: TcpStream,
-    ) -> Result<LinkReader, (&'static str, PeerError)> {
+    async fn link(&self, at: SocketAddr, is_backup: bool, socket: TcpStream) -> PeerLinkResult {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let tls = self.tls.load();
         let connector = TlsConnector::from(tls.config.clone());

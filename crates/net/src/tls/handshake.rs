@@ -60,6 +60,9 @@ pub struct TlsAcceptError {
     pub socket: Option<TlsTransport>,
 }
 
+/// What an accepted handshake gives.
+pub type TlsResult<T> = Result<T, TlsAcceptError>;
+
 impl TlsHandshaker {
     /// Creates a handshaker with a limiter of [`handshake_limits`], which ports may share.
     pub fn new(tls: ReloadedValue<ServerTls>, pool: BufferPool, limiter: FairLimiter) -> Self {
@@ -79,7 +82,7 @@ impl TlsHandshaker {
         socket: TcpStream,
         from: SocketAddr,
         permit: &Permit,
-    ) -> Result<TlsAccepted, TlsAcceptError> {
+    ) -> TlsResult<TlsAccepted> {
         let turn = self.turn(&socket, from, permit).await?;
         // Boxed, so that waiting calls above do not take its memory, nor does a link that results from it.
         Box::pin(self.shake(Either::Left(socket), turn, permit.revoked())).await
@@ -97,7 +100,7 @@ impl TlsHandshaker {
         from: SocketAddr,
         permit: &Permit,
         proxies: &Networks,
-    ) -> Result<(TlsAccepted, SocketAddr), TlsAcceptError> {
+    ) -> TlsResult<(TlsAccepted, SocketAddr)> {
         let turn = self.turn(&socket, from, permit).await?;
         let lost = turn.revoked();
         let until = Instant::now() + HANDSHAKE_TIMEOUT;
@@ -146,12 +149,7 @@ impl TlsHandshaker {
     }
 
     /// Waits for the first byte, then for a permit.
-    async fn turn(
-        &self,
-        socket: &TcpStream,
-        from: SocketAddr,
-        permit: &Permit,
-    ) -> Result<Permit, TlsAcceptError> {
+    async fn turn(&self, socket: &TcpStream, from: SocketAddr, permit: &Permit) -> TlsResult<Permit> {
         // Peeks, because the socket may be reported readable before a byte is there.
         if timeout(FIRST_BYTE_TIMEOUT, socket.peek(&mut [0])).await.is_err() {
             return Err(TlsAcceptError::new("timed_out", format!("no data within {FIRST_BYTE_TIMEOUT:?}")));
@@ -176,7 +174,7 @@ impl TlsHandshaker {
         socket: Either<TcpStream, WebSocket>,
         turn: Permit,
         outer: CancellationToken,
-    ) -> Result<TlsAccepted, TlsAcceptError> {
+    ) -> TlsResult<TlsAccepted> {
         let until = Instant::now() + HANDSHAKE_TIMEOUT;
         // The permit is idle only while this side waits for the client. A client that waits for this side keeps its
         // permit.
