@@ -9,11 +9,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_util::either::Either;
 use tracing::info_span;
 
 use crate::acceptor::target_dialer::{DialRight, DialledTarget, TargetDialer};
 use crate::acceptor::target_tls::{TargetTls, TlsTargetStream};
-use crate::session_io::judged::{JudgedSession, JudgedSessions, UNTIL_CHANGED};
+use crate::session_io::judged::{JudgedSessions, UNTIL_CHANGED};
 use crate::session_io::rights::RightsChange;
 use crate::session_io::{LocalParty, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
@@ -21,7 +22,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::table::handles::IncomingSession;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::Socket;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// Accepts sessions and dials their targets: at an edge for servers, at a server for edges. Cheap to clone.
@@ -82,24 +83,14 @@ impl SessionAcceptor {
                 .map_err(|why| SessionError::new(ErrorCode::NotAllowed, why))?;
             Ok((connection, judged))
         });
-        match granted {
-            Ok((TargetConnection::Tcp(socket), judged)) => self.carry(offer, access, judged, socket).await,
-            Ok((TargetConnection::Tls(stream), judged)) => self.carry(offer, access, judged, *stream).await,
+        let (target, judged) = match granted {
+            Ok(granted) => granted,
             Err(refusal) => {
                 let from = address(&offer.client);
                 access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics);
-                offer.refuse(refusal);
+                return offer.refuse(refusal);
             }
-        }
-    }
-
-    async fn carry<C: Connection>(
-        &self,
-        offer: IncomingSession,
-        access: AccessLogEntry,
-        judged: JudgedSession,
-        target: C,
-    ) {
+        };
         let session = offer.accept().into();
         let alive = self.metrics.sessions.start(LISTENER);
         let opened = OpenSession { session, buffered: Bytes::new(), access, judged, alive, permit: None };
@@ -118,17 +109,14 @@ impl SessionAcceptor {
             }
         };
         let DialledTarget { socket, right } = self.dialer.dial(target, offer.dial_timeout).await?;
-        let Some(tls) = tls else { return Ok((TargetConnection::Tcp(socket), right)) };
+        let Some(tls) = tls else { return Ok((Either::Left(socket), right)) };
         let stream = tls.connect(socket, target, until, &self.pool).await?;
-        Ok((TargetConnection::Tls(Box::new(stream)), right))
+        Ok((Either::Right(Box::new(stream)), right))
     }
 }
 
 /// The connection that a [`TargetDialer`] has opened to a target, with TLS or without.
-enum TargetConnection {
-    Tcp(TcpStream),
-    Tls(Box<TlsTargetStream>),
-}
+type TargetConnection = Either<TcpStream, Box<TlsTargetStream>>;
 
 /// Returns the client's IP address from the text that a server sent: `10.0.0.1:5`, or `user@10.0.0.1:5`.
 fn address(client: &str) -> IpAddr {

@@ -203,7 +203,7 @@ impl<H> AcceptLoopState<H> {
     }
 
     /// Reads a balancer's header, then admits the client that it names. Until then the balancer holds the permit.
-    fn read_proxy_header<S>(self: Arc<Self>, socket: S, balancer: SocketAddr)
+    fn read_proxy_header<S>(self: Arc<Self>, mut socket: S, balancer: SocketAddr)
     where
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
@@ -215,7 +215,7 @@ impl<H> AcceptLoopState<H> {
         let span = info_span!("proxy_protocol", %balancer);
         self.drain.clone().spawn(Span::none(), async move {
             let lost = permit.revoked();
-            let read = timeout(HEADER_TIMEOUT, proxied_client(socket.tcp())).instrument(span.clone());
+            let read = timeout(HEADER_TIMEOUT, proxied_client(&mut socket)).instrument(span.clone());
             let Some(read) = lost.run_until_cancelled(read).await else {
                 return self.limits.count("evicted");
             };
@@ -266,11 +266,8 @@ impl<H> AcceptLoopState<H> {
 }
 
 /// Returns the client in a balancer's header, or `None` if the header names none or the stream is not TCP.
-async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>, ProxyProtocolError> {
-    match socket {
-        Some(socket) => read(socket).await,
-        None => Ok(None),
-    }
+async fn proxied_client(socket: &mut impl Connection) -> Result<Option<SocketAddr>, ProxyProtocolError> {
+    if socket.tcp().is_some() { read(socket).await } else { Ok(None) }
 }
 
 /// Reads and discards until the remote end finishes or has sent [`MAX_DISCARDED`] bytes.

@@ -2,12 +2,12 @@
 
 use std::io;
 
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 /// Reads up to and including the first `end`, byte by byte: heads are short and rare, and the following bytes come from
 /// another program. `read` has what was read before. Returns false if there is no end within `most` bytes.
 pub(crate) async fn read_until(
-    socket: &TcpStream,
+    io: &mut (impl AsyncRead + Unpin),
     read: &mut Vec<u8>,
     end: &[u8],
     most: usize,
@@ -16,23 +16,7 @@ pub(crate) async fn read_until(
         if read.len() >= most {
             return Ok(false);
         }
-        let mut byte = [0];
-        fill(socket, &mut byte).await?;
-        read.extend(byte);
+        read.push(io.read_u8().await?);
     }
     Ok(true)
-}
-
-/// Reads until `space` is full.
-pub(crate) async fn fill(socket: &TcpStream, mut space: &mut [u8]) -> io::Result<()> {
-    while !space.is_empty() {
-        socket.readable().await?;
-        match socket.try_read(space) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => space = &mut space[n..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -11,7 +11,7 @@ use http::Uri;
 use hyper_util::client::legacy::connect::proxy::SocksV5;
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -21,6 +21,7 @@ use tokio_util::either::Either;
 use tower::{Service as _, service_fn};
 
 use crate::dial::dial;
+use crate::exact_read::read_until;
 use crate::no_proxy::NoProxyRules;
 use crate::socket::Connection;
 use crate::tls::error::TlsHandshakeError;
@@ -209,15 +210,8 @@ impl OutboundProxy {
         );
         socket.write_all(head.as_bytes()).await?;
         let mut head = Vec::new();
-        // Byte by byte: the following ones come from the target.
-        while !head.ends_with(b"\r\n\r\n") {
-            if head.len() >= MAX_HEAD {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "the header of the response is too long",
-                ));
-            }
-            head.push(socket.read_u8().await?);
+        if !read_until(socket, &mut head, b"\r\n\r\n", MAX_HEAD).await? {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the header of the response is too long"));
         }
         let line =
             String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
@@ -225,15 +219,6 @@ impl OutboundProxy {
             Ok(printable(&line))
         } else {
             Err(io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP/1"))
-        }
-    }
-}
-
-impl Connection for ProxiedStream {
-    fn tcp(&self) -> Option<&TcpStream> {
-        match self {
-            Self::Left(tcp) => Some(tcp),
-            Self::Right(tls) => tls.tcp(),
         }
     }
 }

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
 use ppp::{HeaderResult, v1, v2};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-use crate::exact_read::{fill, read_until};
+use crate::exact_read::read_until;
 use tunnel_base::policy::canonical_ip;
 
 /// The reason for closing a balancer's connection.
@@ -32,12 +32,13 @@ pub enum ProxyProtocolError {
 /// # Errors
 ///
 /// Fails if the header is missing or malformed. Not cancel safe.
-pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxyProtocolError> {
-    if !matches!(socket.peek(&mut [0]).await, Ok(1..)) {
-        return Err(ProxyProtocolError::Closed);
-    }
+pub async fn read<S>(socket: &mut S) -> Result<Option<SocketAddr>, ProxyProtocolError>
+where
+    S: AsyncRead + Unpin,
+{
     let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
-    fill(socket, &mut header).await?;
+    let Ok(read @ 1..) = socket.read(&mut header).await else { return Err(ProxyProtocolError::Closed) };
+    socket.read_exact(&mut header[read..]).await?;
     if header == v2::PROTOCOL_PREFIX {
         binary(socket, &mut header).await?;
     } else if header.starts_with(v1::PROTOCOL_PREFIX.as_bytes()) {
@@ -65,9 +66,12 @@ pub fn header(from: SocketAddr, to: SocketAddr) -> Bytes {
 }
 
 /// Reads the rest of a v2 header. Its first part contains the length.
-async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError> {
+async fn binary<S>(socket: &mut S, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError>
+where
+    S: AsyncRead + Unpin,
+{
     let mut rest = [0; 4];
-    fill(socket, &mut rest).await?;
+    socket.read_exact(&mut rest).await?;
     header.extend_from_slice(&rest);
     let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
     if length > MAX_HEADER {
@@ -75,7 +79,7 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyPro
     }
     let read = header.len();
     header.resize(read + length, 0);
-    fill(socket, &mut header[read..]).await?;
+    socket.read_exact(&mut header[read..]).await?;
     Ok(())
 }
 
@@ -110,7 +114,7 @@ const MAX_LINE: usize = 107;
 mod tests {
     use proptest::prelude::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
@@ -143,7 +147,7 @@ mod tests {
             far.shutdown().await.unwrap();
         };
         let read = async {
-            let read = read(&near).await;
+            let read = read(&mut near).await;
             let mut rest = Vec::new();
             near.read_to_end(&mut rest).await.unwrap();
             (read, rest)

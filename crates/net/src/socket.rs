@@ -12,6 +12,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{client, server};
+use tokio_util::either::Either;
 
 use crate::ChunkStream;
 use crate::hooked::{Hooked, ReadHook};
@@ -124,6 +125,22 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
 
     fn may_half_close(&self) -> bool {
         self.io.may_half_close()
+    }
+}
+
+/// A transport, or another one over it.
+impl<A: Connection, B: Connection> Connection for Either<A, B> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Left(one) => one.tcp(),
+            Self::Right(other) => other.tcp(),
+        }
+    }
+}
+
+impl<T: Connection> Connection for Box<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        (**self).tcp()
     }
 }
 

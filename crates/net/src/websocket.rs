@@ -17,7 +17,6 @@ use tokio_tungstenite::tungstenite::http::{HeaderMap, StatusCode, header};
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, accept_hdr_async, client_async_with_config};
-use tokio_util::either::Either;
 
 use crate::ChunkStream;
 use crate::byte_stream_io::ChunkStreamIo;
@@ -140,16 +139,6 @@ impl ChunkStream for WebSocketMessages {
 
     fn tcp(&self) -> Option<&TcpStream> {
         self.0.get_ref().socket()
-    }
-}
-
-/// A link's transport: the socket, or a WebSocket over it.
-impl<T: Connection + Sync> Connection for Either<T, WebSocket> {
-    fn tcp(&self) -> Option<&TcpStream> {
-        match self {
-            Self::Left(socket) => socket.tcp(),
-            Self::Right(websocket) => websocket.tcp(),
-        }
     }
 }
 

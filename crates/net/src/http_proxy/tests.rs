@@ -4,7 +4,6 @@ use tokio::net::TcpListener;
 use tokio::io::AsyncReadExt as _;
 
 use super::*;
-use crate::exact_read::read_until;
 use crate::tls::params::TlsParams;
 use crate::tls::testing::TestCa;
 use crate::tls::{ClientAuth, TlsServerConfig};
@@ -24,7 +23,7 @@ async fn connect_via_proxy(credentials: &str, answer: &str) -> (String, Result<T
     let play = async {
         let (mut socket, _) = listener.accept().await.unwrap();
         let mut head = Vec::new();
-        assert!(read_until(&socket, &mut head, b"\r\n\r\n", MAX_HEAD).await.unwrap());
+        assert!(read_until(&mut socket, &mut head, b"\r\n\r\n", MAX_HEAD).await.unwrap());
         // In two parts, as a network may deliver it.
         let (first, second) = answer.split_at(answer.len() / 2);
         socket.write_all(first.as_bytes()).await.unwrap();
