@@ -14,6 +14,9 @@ pub struct InvitationResponse {
     /// ID of the join key, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// ID of the grant that `tunnel invite --nodes` has given with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
 }
 
 /// Validity of an invitation in seconds: one minute, enough to carry a line to another machine, to one week.

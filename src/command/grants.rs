@@ -82,13 +82,13 @@ pub enum GrantsCommand {
 }
 
 impl GrantTerms {
-    /// Gives a grant. Returns it, and how to revoke it, as lines for the terminal.
+    /// Gives a grant. Returns it.
     pub(super) async fn grant(
         &self,
         user: &UserName,
         nodes: &[NodeGlob],
         api: &AdminClient,
-    ) -> CommandResult {
+    ) -> CommandResult<Value> {
         let ports = self.ports.iter().copied().map(ConfigPort).collect::<Vec<_>>();
         let request = GrantRequest {
             user: user.clone(),
@@ -97,10 +97,14 @@ impl GrantTerms {
             seconds: self.seconds,
             with_join_keys: self.with_join_keys,
         };
-        let given: Value = api.parse(&api.post("/grants", json(&request)).await?)?;
-        let revoke = format!("tunnel grants revoke {}", cell(&given["id"]));
-        Ok(format!("{}\nto revoke this: {revoke}\n", table(&[given])))
+        api.parse(&api.post("/grants", json(&request)).await?)
     }
+}
+
+/// Formats a new grant, and how to revoke it, as lines for the terminal.
+pub(super) fn given_text(given: Value) -> String {
+    let revoke = format!("tunnel grants revoke {}", cell(&given["id"]));
+    format!("{}\nto revoke this: {revoke}\n", table(&[given]))
 }
 
 /// Gives a grant. Returns what was given, as lines for the terminal.
@@ -109,7 +113,9 @@ impl GrantTerms {
 ///
 /// Returns an error if no server responds, or it refuses.
 pub async fn grant(GrantArgs { user, nodes, terms, socket }: GrantArgs, env: &Environment) -> CommandResult {
-    let work = async |api: &AdminClient| Ok(api.choice.clone() + &terms.grant(&user, &nodes, api).await?);
+    let work = async |api: &AdminClient| {
+        Ok(api.choice.clone() + &given_text(terms.grant(&user, &nodes, api).await?))
+    };
     query(socket, &["server"], env, work).await
 }
 
@@ -160,9 +166,11 @@ fn cell(field: &Value) -> String {
     }
 }
 
+/// The units of times in seconds.
+pub(super) const TIMES: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)];
+
 fn lasting(text: &str) -> Result<u64, &'static str> {
-    let seconds = quantity(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)]);
-    let seconds = seconds.or((text == "ever").then_some(FOR_EVER));
+    let seconds = quantity(text, &TIMES).or((text == "ever").then_some(FOR_EVER));
     seconds.ok_or("expected a whole number with s, m, h or d, or ever")
 }
 

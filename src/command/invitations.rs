@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Subcommand, ValueHint};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::admin::invitations::{
     InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
 };
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
-use crate::command::grants::GrantTerms;
+use crate::command::grants::{GrantTerms, TIMES, given_text};
 use crate::command::machine_files::tls_note;
 use crate::command::table::Table;
 use crate::command::{CommandError, CommandResult, Format, examples, shell_word};
@@ -134,9 +134,9 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> CommandResult {
     let answer = api.post("/invitations", body.to_string()).await?;
     let InvitationResponse { code, cloud, key, .. } = api.parse(&answer)?;
     // After the invitation, which gives nothing by itself.
-    let granted = match &args.user {
-        Some(user) if !args.nodes.is_empty() => args.terms.grant(user, &args.nodes, api).await?,
-        _ => "The invitation grants nothing; see tunnel grant --help\n".to_owned(),
+    let given = match &args.user {
+        Some(user) if !args.nodes.is_empty() => Some(args.terms.grant(user, &args.nodes, api).await?),
+        _ => None,
     };
     // They become a part of a command for root, so nothing else passes.
     let code = code.parse::<InvitationCode>().map_err(|cause| api.incompatible(&cause))?;
@@ -145,8 +145,13 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> CommandResult {
         return Err(api.incompatible(&"its invitation is for another node or user"));
     }
     if args.output == Format::Json {
-        return Ok(answer);
+        let Some(given) = given else { return Ok(answer) };
+        let mut answer: Value = api.parse(&answer)?;
+        answer["grant"] = given["id"].clone();
+        return Ok(answer.to_string());
     }
+    let granted = given
+        .map_or_else(|| "The invitation grants nothing; see tunnel grant --help\n".to_owned(), given_text);
     let choice = &api.choice;
     let cloud = shell_word(&cloud);
     let lasting = in_words(args.lasting);
@@ -252,8 +257,9 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> CommandRes
                      another invitation for {user}.\n"
                 ),
                 Invitee::Device(UserDevice { user, device }) => format!(
-                    "{choice}revoked; the links of {user}'s {device} close within 2 s\nto add it again, here:\n  \
-                     tunnel invite --user {user}\nand there, before the command that invite prints:\n  \
+                    "{choice}revoked; the links of {user}'s {device} close within 2 s\nan open invitation for {user} \
+                     remains: tunnel invitations revoke --user {user} ends it, with all devices\nto add it again, \
+                     here:\n  tunnel invite --user {user}\nand there, before the command that invite prints:\n  \
                      cd ~/.config/tunnel && mv -t $(mktemp -d old.XXXX) client.toml ca.crt\n"
                 ),
             })
@@ -266,8 +272,6 @@ fn tables(all: &[ListedEnrolment]) -> String {
     let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION", "KEY", "SINCE", "LAST SEEN"]);
     let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION", "SINCE", "LAST SEEN", "IF UNUSED"]);
     let mut keys = Table::new(&["KEY", "NODES", "USES", "LEFT", "OPEN"]);
-    let mut has_users = false;
-    let mut has_keys = false;
     let now = now();
     for one in all {
         let left = |until: u64| format!("{} left", duration(until.saturating_sub(now) as f64));
@@ -276,13 +280,11 @@ fn tables(all: &[ListedEnrolment]) -> String {
         let invited = one.invited_until.map_or("-".to_owned(), left);
         let name = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), printable::printable);
         if one.pattern.is_some() {
-            has_keys = true;
             let uses = one.uses.unwrap_or_default();
             let used = one.used.unwrap_or_default();
             let rest = uses.saturating_sub(used).to_string();
             keys.row(vec![name(&one.key), name(&one.pattern), uses.to_string(), rest, invited]);
         } else if one.user.is_some() {
-            has_users = true;
             let ends = one.ends.map_or("-".to_owned(), left);
             users.row(vec![name(&one.user), name(&one.device), invited, since, seen, ends]);
         } else {
@@ -290,8 +292,8 @@ fn tables(all: &[ListedEnrolment]) -> String {
             nodes.row(vec![name(&one.node), joined, invited, name(&one.key), since, seen]);
         }
     }
-    let more = [(has_users, users), (has_keys, keys)].into_iter().filter(|(has_any, _)| *has_any);
-    let text = more.fold(format!("{nodes}\n"), |text, (_, table)| format!("{text}\n{table}\n"));
+    let more = [users, keys].into_iter().filter(|table| table.rows.len() > 1);
+    let text = more.fold(format!("{nodes}\n"), |text, table| format!("{text}\n{table}\n"));
     let ending = all.iter().filter(|one| one.ends.is_some_and(|ends| ends <= now.saturating_add(WARNING)));
     match ending.count() {
         0 => text,
@@ -304,8 +306,8 @@ const WARNING: u64 = 14 * 24 * 3600;
 
 fn lasting(text: &str) -> Result<Duration, String> {
     let expected = "expected a whole number with s, m, h or d, from 1m to 365d";
-    let seconds = quantity(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)]);
-    let seconds = seconds.filter(|seconds| (MIN_INVITATION_SECONDS..=MAX_KEY_SECONDS).contains(seconds));
+    let seconds =
+        quantity(text, &TIMES).filter(|seconds| (MIN_INVITATION_SECONDS..=MAX_KEY_SECONDS).contains(seconds));
     Ok(Duration::from_secs(seconds.ok_or(expected)?))
 }
 

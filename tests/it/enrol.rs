@@ -117,7 +117,8 @@ pub(crate) async fn join_as_user(
     let home = place.path().join(device).to_str().unwrap().to_owned();
     let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
     let env = Environment::read(variable);
-    join::run(&join_args, &env, format!("{code}\n").as_bytes()).await?;
+    let output = join::run(&join_args, &env, format!("{code}\n").as_bytes()).await?;
+    assert!(output.contains("but keeps its servers until it is restarted"), "{output}");
     Ok(client::links(&env).unwrap().unwrap())
 }
 
@@ -665,6 +666,11 @@ async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     assert!(join.starts_with("tunnel join --user ") && join.ends_with(" --invitation -"), "{join}");
     let output = run("invite --user alice").await.unwrap();
     assert!(output.contains("The invitation grants nothing"), "{output}");
+    let output = run("invite --user carol --nodes edge7 -o json").await.unwrap();
+    let made: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let revoke = format!("grants revoke {}", made["grant"].as_str().unwrap());
+    assert_eq!(run(&revoke).await.unwrap(), "grants revoked: 1");
+    assert!(made["code"].is_string() && run("invitations revoke --user carol").await.is_ok(), "{made}");
     assert_eq!(run("grants").await.unwrap().lines().count(), 2, "the first one gave a grant");
     join_as_user(&place, server.server.bound.grpc, code, "laptop").await.unwrap();
 
@@ -678,6 +684,10 @@ async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     assert!(no_node.text.contains("; alice is a user: set --user alice"), "{no_node}");
     let output = run("invitations revoke --user alice --device laptop").await.unwrap();
     assert!(output.contains("tunnel invite --user alice") && output.contains("client.toml"), "{output}");
+    assert!(
+        output.contains("an open invitation for alice remains: tunnel invitations revoke --user alice"),
+        "{output}"
+    );
     assert!(run("invitations list").await.unwrap().contains("left"), "the open invitation stays");
     let output = run("invitations revoke --user alice").await.unwrap();
     assert!(output.contains("Rules that name alice remain"), "{output}");

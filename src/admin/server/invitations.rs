@@ -44,7 +44,7 @@ pub(crate) async fn invite(server: &ServerAdmin, request: AdminRequest<'_>) -> A
     let NewInvitation { code, until, key, host } = made.map_err(|why| enrolment_error(&why))?;
     let port = server.port;
     let cloud = host.map_or_else(|| format!("CLOUD:{port}"), |host| Target { host, port }.to_string());
-    Ok(json(&InvitationResponse { code: code.to_string(), until, cloud, key }))
+    Ok(json(&InvitationResponse { code: code.to_string(), until, cloud, key, grant: None }))
 }
 
 /// Returns whom to invite, and for how long.
@@ -105,21 +105,23 @@ pub(crate) async fn revoke(server: &ServerAdmin, request: AdminRequest<'_>) -> A
             (revoked, none)
         }
     };
+    Ok(revocation(revoked, "revoked\n", none))
+}
+
+/// Returns the answer to a revocation.
+fn revocation(revoked: Result<bool, String>, done: &'static str, none: String) -> AdminResponse {
     match revoked {
-        Ok(true) => Ok(plain_text(StatusCode::OK, "revoked\n")),
-        Ok(false) => Err(plain_text(StatusCode::NOT_FOUND, none)),
-        Err(why) => Err(enrolment_error(&why)),
+        Ok(true) => plain_text(StatusCode::OK, done),
+        Ok(false) => plain_text(StatusCode::NOT_FOUND, none),
+        Err(why) => enrolment_error(&why),
     }
 }
 
 /// Returns the response to `POST /leave` of a user's device: its token is revoked. She needs no other right for that.
 pub(crate) async fn leave(enrolment: Option<&Arc<SharedEnrolments>>, device: &UserDevice) -> AdminAnswer {
     let subject = Invitee::Device(device.clone());
-    match enrolment.ok_or_else(no_invitations)?.revoke(&subject, &device.to_string()).await {
-        Ok(true) => Ok(plain_text(StatusCode::OK, "left\n")),
-        Ok(false) => Err(plain_text(StatusCode::NOT_FOUND, "this device has not joined by an invitation\n")),
-        Err(why) => Err(enrolment_error(&why)),
-    }
+    let left = enrolment.ok_or_else(no_invitations)?.revoke(&subject, &device.to_string()).await;
+    Ok(revocation(left, "left\n", "this device has not joined by an invitation\n".to_owned()))
 }
 
 async fn parse_request<'a>(

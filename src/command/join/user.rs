@@ -48,7 +48,8 @@ pub(super) async fn join(
          {note}next, for the nodes that {user} may reach:\n  \
          tunnel nodes\n  tunnel ssh USER@NODE\n\
          or, to let systemd keep a proxy for your programs now and after each login:\n  \
-         systemctl --user enable --now tunnel-proxy    {UNIT_SOURCE}\n",
+         systemctl --user enable --now tunnel-proxy    {UNIT_SOURCE}\n\
+         a proxy that runs already reads the new token, but keeps its servers until it is restarted\n",
         dir.display()
     ))
 }
