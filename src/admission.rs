@@ -230,11 +230,12 @@ impl AccessPolicy {
     pub fn authorize(
         &self,
         user: Option<&str>,
-        from: IpAddr,
+        from: impl Into<Option<IpAddr>>,
         node: &NodeName,
         port: u16,
     ) -> Result<Option<Arc<Grant>>, Denial> {
-        if self.rights.rules.allows(user, from, node, port) {
+        let from = from.into();
+        if self.rights.rules.allow(user, from, node, port) {
             return Ok(None);
         }
         let grant = user.and_then(|user| self.rights.find(user, from, node, Some(port), now()));
@@ -495,12 +496,11 @@ impl Admission {
         let node = destination.node.clone();
         let port = destination.target.port;
         access.node = Some(node.clone());
-        let grant = judge(&node, port)?;
-        access.grant = grant.as_ref().map(|grant| grant.id.clone());
+        access.grant.store(judge(&node, port)?);
         // Without an edge this process dials, which a rule must permit by itself.
         destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
         let policy = self.context.policy.clone();
-        let grant = grant.into();
+        let grant = access.grant.clone();
         Ok((destination, AccessBasis { policy, listener, from, identity, node, port, grant, direct: None }))
     }
 

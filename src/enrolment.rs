@@ -140,11 +140,6 @@ impl SharedEnrolments {
         })
     }
 
-    /// Returns the ID of the join key that has that secret, if one is known.
-    pub fn key_of(&self, secret: &str) -> Option<String> {
-        self.known().key_of(&SecretHash::of(secret))
-    }
-
     /// Returns the device that this token should prove; see [`JoinedDevice::check`].
     pub fn device(self: &Arc<Self>, device: UserDevice, token: &str) -> Arc<dyn JoinedDevice> {
         Arc::new(EnrolledDevice { device, token: SecretHash::of(token), enrolments: self.clone() })
@@ -219,7 +214,7 @@ impl SharedEnrolments {
         // The tokens first: a grant that a device gives afterwards is taken back, as it is no longer joined.
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         let grants = match &by {
-            Some(_) => self.revoke_grants(&GrantSelection { id: None, user, by }, who).await,
+            Some(_) => self.revoke_grants(&GrantSelection { id: None, user, by }, |_| true, who).await,
             None => Ok(0),
         };
         if let Some(message) = revocation_message(&revoked, "token and open invitations revoked") {

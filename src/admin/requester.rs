@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::admin::nodes::NodesResponse;
 use tunnel_base::policy::grants::{FOR_EVER, Rights};
 use tunnel_base::policy::{NodeGlob, Rule, canonical_ip};
+use tunnel_base::serde_forms::ConfigPort;
 use tunnel_base::unix_time;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::names::{UserDevice, UserName};
@@ -105,17 +106,18 @@ impl LinkedUser {
     pub(super) fn whoami(&self, now: f64) -> WhoamiResponse {
         let UserDevice { user, device } = &self.device;
         let from = self.from.ip();
-        let reach = |Rule { nodes, ports, .. }: &Rule, until: Option<u64>| Reach {
+        let reach = |nodes: Option<&Vec<_>>, ports: &Option<Vec<ConfigPort<1>>>, until: u64| Reach {
             nodes: match nodes {
                 Some(globs) => globs.iter().map(NodeGlob::to_string).collect(),
                 None => vec!["*".to_owned()],
             },
             ports: ports.iter().flatten().map(|port| port.0).collect(),
-            until,
+            until: Some(until).filter(|end| *end < FOR_EVER),
         };
-        let rules = self.rights.rules.of(user.as_str(), from).map(|rule| reach(rule, None));
+        let rules = self.rights.rules.of(user.as_str(), from);
+        let rules = rules.map(|Rule { nodes, ports, .. }| reach(nodes.as_ref(), ports, FOR_EVER));
         let grants = self.rights.permitted(user.as_str(), from, unix_time::now());
-        let grants = grants.iter().map(|(rule, end)| reach(rule, Some(*end).filter(|end| *end < FOR_EVER)));
+        let grants = grants.iter().map(|grant| reach(Some(&grant.nodes), &grant.ports, grant.until));
         WhoamiResponse {
             now,
             user: user.to_string(),
@@ -135,7 +137,7 @@ impl LinkedUser {
         let now = unix_time::now();
         let may_see = |name: &str| {
             name.parse().is_ok_and(|node| {
-                self.rights.rules.allow_node(Some(user), from, &node)
+                self.rights.rules.allow(Some(user), Some(from), &node, None)
                     || self.rights.find(user, from, &node, None, now).is_some()
             })
         };

@@ -46,7 +46,7 @@ pub(crate) struct AccessBasis {
     pub(crate) node: NodeName,
     pub(crate) port: u16,
     /// The grant that has allowed it last; `None` if a rule has.
-    pub(crate) grant: ArcSwapOption<Grant>,
+    pub(crate) grant: Arc<ArcSwapOption<Grant>>,
     /// The right to the target, if this process has dialled it.
     pub(crate) direct: Option<DialRight>,
 }

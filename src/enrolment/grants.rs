@@ -26,20 +26,16 @@ impl SharedEnrolments {
             all.grants.retain(|one| is_live(one) && one["id"] != new["id"]);
             all.grants.push(new.clone());
             // An admin may give under the names of many devices.
-            if let Some(admin) = giver(&grant.by) {
-                let hers: Vec<_> = all.grants.iter().filter(|one| giver_of(one) == Some(admin)).collect();
-                let bytes: usize = hers.iter().map(|one| one.to_string().len()).sum();
-                let most = most.div_ceil(10);
-                if hers.len() > most || bytes > most.saturating_mul(MEAN_BYTES) {
+            let of_admin = giver(&grant.by).map(|admin| (Some(admin), most.div_ceil(10)));
+            for (by, most) in of_admin.into_iter().chain([(None, most)]) {
+                let of = all.grants.iter().filter(|one| by.is_none() || giver_of(one) == by);
+                let sizes: Vec<_> = of.map(|one| one.to_string().len()).collect();
+                if sizes.len() > most || sizes.iter().sum::<usize>() > most.saturating_mul(MEAN_BYTES) {
+                    let whose = if by.is_some() { " by one admin" } else { "" };
                     return Err(format!(
-                        "no room for more than {most} grants of {MEAN_BYTES} bytes by one admin; revoke some"
+                        "no room for more than {most} grants of {MEAN_BYTES} bytes{whose}; revoke some"
                     ));
                 }
-            }
-            if all.grants.len() > most || all.to_text().len() > most.saturating_mul(MEAN_BYTES) {
-                return Err(format!(
-                    "no room for more than {most} grants of {MEAN_BYTES} bytes; revoke some"
-                ));
             }
             Ok(())
         };
@@ -50,14 +46,19 @@ impl SharedEnrolments {
         Ok(())
     }
 
-    /// Revokes all grants that are selected. Returns how many there were.
+    /// Revokes the grants that are selected and that the actor `who` `may` revoke. Returns how many there were.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn revoke_grants(&self, selection: &GrantSelection, who: &str) -> Result<usize, String> {
-        let revoke =
-            |all: &mut Enrolments| Ok(all.grants.extract_if(.., |one| contains(selection, one)).count());
+    pub(crate) async fn revoke_grants(
+        &self,
+        selection: &GrantSelection,
+        may: impl Fn(&Value) -> bool,
+        who: &str,
+    ) -> Result<usize, String> {
+        let is_selected = |one: &mut Value| contains(selection, one) && may(one);
+        let revoke = |all: &mut Enrolments| Ok(all.grants.extract_if(.., is_selected).count());
         let revoked = self.grants.change(revoke).await;
         let is_done = revoked.as_ref().map(|grants| *grants > 0);
         if let Some(message) = revocation_message(&is_done, "grants revoked") {
@@ -73,12 +74,15 @@ impl SharedEnrolments {
         self.grants.known().grants.iter().filter(|one| is_live(one)).cloned().collect()
     }
 
-    /// Returns the grants as last read, by user, without those of newer servers.
-    pub fn user_grants(&self) -> UserGrants {
+    /// Returns the grants as last read, by user, without those of newer servers. While it is not known which nodes came
+    /// by join keys, there are only those that were known `before`.
+    pub fn user_grants(&self, before: &UserGrants) -> UserGrants {
         // First, as a read may end meanwhile.
         let is_read = self.was_read() && self.grants.was_read();
+        let is_current = self.is_current();
         let known = self.grants.known();
         let understood = known.grants.iter().filter_map(|one| Grant::deserialize(one).ok());
+        let understood = understood.filter(|grant| is_current || before.contains(grant));
         UserGrants::new(understood, is_read.then(|| self.known().joined_by_key()))
     }
 }
@@ -94,7 +98,7 @@ fn contains(GrantSelection { id, user, by }: &GrantSelection, one: &Value) -> bo
     has("id", id) || has("user", user) || has("by", by) || giver.is_some() && giver == by.as_deref()
 }
 
-fn giver_of(one: &Value) -> Option<&str> {
+pub(crate) fn giver_of(one: &Value) -> Option<&str> {
     one["by"].as_str().and_then(giver)
 }
 

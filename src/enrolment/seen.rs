@@ -30,13 +30,13 @@ pub(crate) struct SeenMachines {
 /// A machine that has joined. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct SeenMachine {
+pub(crate) struct SeenMachine {
     /// When it joined, unless that was before servers noted it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    joined: Option<u64>,
+    pub(crate) joined: Option<u64>,
     /// When it was last linked.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) seen: Option<u64>,
+    pub(crate) seen: Option<u64>,
     /// How many seconds a user's device was not linked, without the time in which no server wrote that.
     #[serde(skip_serializing_if = "is_default")]
     unused: u64,
@@ -58,7 +58,7 @@ impl SeenMachine {
     }
 
     /// Returns how many seconds an unused machine has left; `None` if it does not end.
-    fn left(&self, name: &str) -> Option<u64> {
+    pub(super) fn left(&self, name: &str) -> Option<u64> {
         let ends = is_device(name) && !self.keep && self.unknown.is_empty();
         ends.then(|| UNUSED.as_secs().saturating_sub(self.unused))
     }
@@ -142,22 +142,21 @@ impl SharedEnrolments {
         self.uses.lock().iter().map(|(name, one)| (name.clone(), at(one))).collect()
     }
 
+    /// Returns what is known of machines, also since the last write.
+    pub(crate) fn machines(&self, now: u64) -> impl Fn(&str) -> SeenMachine {
+        let known = self.seen.known();
+        let uses = self.last_uses(now);
+        move |name| {
+            let mut machine = known.seen.get(name);
+            machine.note(uses.get(name), now);
+            machine
+        }
+    }
+
     /// Returns those that have joined or are invited as last read, sorted by name, with their times.
     pub(crate) fn listed(&self) -> Vec<ListedEnrolment> {
         let now = unix_time::now();
-        let mut all = self.known().list(now);
-        let known = self.seen.known();
-        let uses = self.last_uses(now);
-        for one in all.iter_mut().filter(|one| one.joined) {
-            let device = one.user.iter().zip(&one.device).map(|(user, device)| format!("{user}/{device}"));
-            let name = one.node.iter().cloned().chain(device).collect::<String>();
-            let mut machine = known.seen.get(&name);
-            machine.note(uses.get(&name), now);
-            one.ends = machine.left(&name).map(|left| now.saturating_add(left));
-            one.joined_at = machine.joined;
-            one.last_seen = machine.seen;
-        }
-        all
+        self.known().list(now, self.machines(now))
     }
 
     /// Writes which machines this server has seen, then ends devices that no server has seen for 90 days.

@@ -72,6 +72,11 @@ impl SharedState {
         self.was_read.load(Relaxed)
     }
 
+    /// Returns true if the last read of the store has worked.
+    pub(crate) fn is_current(&self) -> bool {
+        self.looked.lock().as_ref().is_some_and(|last| last.result.is_ok())
+    }
+
     /// Returns a receiver that is notified when [`Self::known`] changes.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
@@ -175,12 +180,14 @@ impl SharedState {
             Ok(parsed)
         });
         let result = read.as_ref().map(drop).map_err(Clone::clone);
+        let was_current = self.is_current();
         *self.looked.lock() = Some(LastStoreRead { began, result: result.clone() });
         // What ends with time does so even if nothing was read.
         if let Some(known) = read.ok().flatten().or_else(|| self.known.load().expired(now())) {
             self.set_known(known);
         }
-        if result.is_ok() && !self.was_read.swap(true, Relaxed) {
+        if result.is_ok() && !was_current {
+            self.was_read.store(true, Relaxed);
             self.changed.send_replace(());
         }
         result

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
-use crate::enrolment::seen::{SeenMachines, is_default};
+use crate::enrolment::seen::{SeenMachine, SeenMachines, is_default};
 use crate::invitations::ListedEnrolment;
 use crate::invitations::invitee::Invitee;
 use tunnel_proto::names::{NodeName, UserDevice};
@@ -17,18 +17,21 @@ use tunnel_proto::names::{NodeName, UserDevice};
 /// Invitations, and the tokens of nodes and devices that have used one; or in a text of its own, which older servers need
 /// not understand, the grants of users, or when machines were seen. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
 pub struct Enrolments {
     /// Invitations by the hash of their secret.
+    #[serde(default)]
     invitations: BTreeMap<SecretHash, StoredInvitation>,
-    /// Tokens by [`Invitee::key`] of a node or a device.
+    /// Tokens by [`Invitee::key`] of a node or a device. Only a text of a server has this field.
     tokens: BTreeMap<String, SecretHash>,
     /// Grants as they were written: also those of newer servers, which give nothing here.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) grants: Vec<serde_json::Value>,
     /// When machines were seen.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(super) seen: SeenMachines,
+    /// Fields of newer servers, which older ones must not drop.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, serde_json::Value>,
 }
 
 /// The hash of a secret. The secret is random and long, so the hash needs no salt.
@@ -354,10 +357,11 @@ impl Enrolments {
         was_open || nodes && !members.is_empty()
     }
 
-    /// Returns the nodes and devices that have joined, and the nodes and users with an open invitation, sorted by name,
-    /// then the join keys.
-    pub fn list(&self, now: u64) -> Vec<ListedEnrolment> {
+    /// Returns the nodes and devices that have joined, with their times, and the nodes and users with an open invitation,
+    /// sorted by name, then the join keys.
+    pub(super) fn list(&self, now: u64, times: impl Fn(&str) -> SeenMachine) -> Vec<ListedEnrolment> {
         let enrolled = |key: &str, joined| {
+            let machine = if joined { times(key) } else { SeenMachine::default() };
             let (node, user) = key.split_once('/').map_or((Some(key), None), |both| (None, Some(both)));
             let owned = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
             ListedEnrolment {
@@ -365,6 +369,9 @@ impl Enrolments {
                 user: user.and_then(|(user, _)| owned(user)),
                 device: user.and_then(|(_, device)| owned(device)),
                 joined,
+                joined_at: machine.joined,
+                last_seen: machine.seen,
+                ends: machine.left(key).filter(|_| joined).map(|left| now.saturating_add(left)),
                 ..ListedEnrolment::default()
             }
         };
@@ -452,11 +459,6 @@ impl Enrolments {
         by_key.filter_map(|(node, _)| node.parse().ok()).collect()
     }
 
-    /// Returns true if the device has joined.
-    pub fn has_device(&self, device: &UserDevice) -> bool {
-        self.tokens.contains_key(&device.to_string())
-    }
-
     /// Returns true if the node or device of this key has joined.
     pub fn has_joined(&self, key: &str) -> bool {
         self.tokens.contains_key(key)
@@ -524,6 +526,10 @@ mod tests {
 
     fn subject(text: &str) -> Invitee {
         text.parse().unwrap()
+    }
+
+    fn unseen(_: &str) -> SeenMachine {
+        serde_json::from_str(r#"{"hold":true}"#).unwrap()
     }
 
     fn of(secret: &str) -> SecretHash {
@@ -656,7 +662,7 @@ mod tests {
         };
         let edge7 =
             ListedEnrolment { node: Some("edge7".to_owned()), joined: true, ..ListedEnrolment::default() };
-        let listed = enrolled.list(2);
+        let listed = enrolled.list(2, unseen);
         let expected = [
             enrolment("alice-2", Some("laptop"), None),
             enrolment("alice", None, Some(2000)),
@@ -667,7 +673,7 @@ mod tests {
         assert_eq!(listed, expected);
 
         assert!(enrolled.revoke(&all[0]) && !enrolled.revoke(&all[0]));
-        assert_eq!(enrolled.list(2)[1], expected[1], "the user may join with another device");
+        assert_eq!(enrolled.list(2, unseen)[1], expected[1], "the user may join with another device");
         assert_eq!(
             enrolled.join(&of("0"), &all[0], of("t"), 2),
             Err(InvitationError::Used),
@@ -675,7 +681,7 @@ mod tests {
         );
         assert!(enrolled.revoke(&subject("alice/")) && !enrolled.revoke(&subject("alice/")));
         assert_eq!(enrolled.join(&of("late"), &all[0], of("t"), 2), Err(InvitationError::Unknown));
-        assert_eq!(enrolled.list(2), [expected[0].clone(), edge7]);
+        assert_eq!(enrolled.list(2, unseen), [expected[0].clone(), edge7]);
     }
 
     /// A key for two nodes, and the subjects that it admits.
@@ -751,7 +757,7 @@ mod tests {
             invited_until,
             ..ListedEnrolment::default()
         };
-        let listed = enrolled.list(2);
+        let listed = enrolled.list(2, unseen);
         assert_eq!(listed[..2], [joined("shop-1", Some(&id)), joined("shop-2", None)]);
         assert!(listed.contains(&key(2, None)), "{listed:?}");
 
@@ -761,13 +767,16 @@ mod tests {
         enrolled
             .invite(of("late"), &subject("late"), None, 2 * EXPIRED_RETENTION, EXPIRED_RETENTION)
             .unwrap();
-        assert!(enrolled.list(2).contains(&key(2, None)), "it is kept while a node that came by it remains");
+        assert!(
+            enrolled.list(2, unseen).contains(&key(2, None)),
+            "it is kept while a node that came by it remains"
+        );
         assert!(with_nodes.end_key(&id, true, 2) && !with_nodes.end_key(&id, true, 2));
         assert_eq!(with_nodes.joined(), ["shop-2".to_owned()].into());
 
         let other = of("other").id();
         assert!(with_nodes.end_key(&other, false, 2) && !with_nodes.end_key(&other, false, 2));
-        assert_eq!(with_nodes.list(2), [joined("shop-2", None)]);
+        assert_eq!(with_nodes.list(2, unseen), [joined("shop-2", None)]);
         assert_eq!(with_nodes.join(&of("other"), &third, of("w"), 2), Err(InvitationError::Unknown));
     }
 
@@ -779,7 +788,7 @@ mod tests {
         assert_eq!(enrolled.join(&of("key"), &second, of("u"), 2), Err(InvitationError::Expired));
         assert_eq!(enrolled.proves(&node("shop-1"), "t"), Some(true));
         assert!(enrolled.end_key(&of("key").id(), true, 3), "its nodes can be revoked later");
-        assert!(enrolled.list(3).is_empty() && enrolled.joined().is_empty());
+        assert!(enrolled.list(3, unseen).is_empty() && enrolled.joined().is_empty());
         assert_eq!(
             enrolled.joined_by_key(),
             [node("shop-1")].into(),
@@ -848,7 +857,7 @@ mod tests {
             enrolled.join(&of("alice/10"), &subject("alice/10"), of("u"), 2),
             Err(InvitationError::Used)
         );
-        assert_eq!(enrolled.list(2).len(), 24, "the notes are no invitations");
+        assert_eq!(enrolled.list(2, unseen).len(), 24, "the notes are no invitations");
         assert_eq!(enrolled.end_unused(&unused, day + 1), ["alice/12", "alice/13"]);
         // The notes of the first day have ended.
         enrolled.invite(of("new"), &subject("alice/"), None, 1000, day + 1).unwrap();

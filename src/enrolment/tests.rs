@@ -1,13 +1,11 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use futures_util::future::BoxFuture;
-
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::enrolment::shared_text::{FileTextStore, SharedStateError, TextStore, VersionedText};
+use crate::enrolment::shared_text::{FileTextStore, StoreFuture, TextStore, VersionedText};
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::grants::{FOR_EVER, Grant};
+use tunnel_base::policy::grants::{FOR_EVER, Grant, UserGrants};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_proto::names::NodeName;
 
@@ -61,17 +59,13 @@ impl LossyStore {
 }
 
 impl TextStore for LossyStore {
-    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+    fn read(&mut self) -> StoreFuture<'_, VersionedText> {
         self.1.fetch_add(1, Relaxed);
         let text = self.0.lock().0.clone();
         Box::pin(async { Ok(VersionedText { text, ..VersionedText::default() }) })
     }
 
-    fn write<'a>(
-        &'a mut self,
-        _: &'a VersionedText,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+    fn write<'a>(&'a mut self, _: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool> {
         let mut store = self.0.lock();
         store.0 = text;
         let written = match store.1.take() {
@@ -88,18 +82,14 @@ impl TextStore for LossyStore {
 struct SlowStore(Arc<Mutex<Vec<u8>>>);
 
 impl TextStore for SlowStore {
-    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+    fn read(&mut self) -> StoreFuture<'_, VersionedText> {
         Box::pin(async {
             sleep(Duration::from_millis(50)).await;
             Ok(VersionedText { text: self.0.lock().clone(), ..VersionedText::default() })
         })
     }
 
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a VersionedText,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+    fn write<'a>(&'a mut self, seen: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool> {
         Box::pin(async move {
             sleep(Duration::from_millis(50)).await;
             let mut stored = self.0.lock();
@@ -356,7 +346,7 @@ async fn grants_are_limited_and_go_with_the_user_or_device_that_has_or_has_given
     let full = server.grant(&grant("c", "carol", "uid=0")).await.unwrap_err();
     assert!(full.contains("more than 2 grants") && ids() == ["a", "b"], "{full}");
     let nobody = GrantSelection { by: Some("lap".into()), ..GrantSelection::default() };
-    assert_eq!(server.revoke_grants(&nobody, "test").await, Ok(0));
+    assert_eq!(server.revoke_grants(&nobody, |_| true, "test").await, Ok(0));
     assert!(server.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap(), "she had no device");
     assert_eq!(ids(), ["a"], "that device has given it");
     server.grant(&grant("b", "bob", "alice/phone")).await.unwrap();
@@ -378,12 +368,15 @@ async fn grants_are_limited_and_go_with_the_user_or_device_that_has_or_has_given
 async fn a_server_follows_the_grants_of_others_and_keeps_those_it_knows_without_their_store() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 2);
-    let has = |server: &SharedEnrolments| !server.user_grants().is_empty();
+    for server in &servers {
+        server.read_store().await.unwrap();
+    }
+    let has = |server: &SharedEnrolments| !server.user_grants(&UserGrants::default()).is_empty();
     servers[0].grant(&grant("a", "alice", "uid=0")).await.unwrap();
     servers[1].grants.read_store().await.unwrap();
     assert!(has(&servers[1]));
     let all = GrantSelection { user: Some("alice".into()), ..GrantSelection::default() };
-    assert_eq!(servers[1].revoke_grants(&all, "test").await, Ok(1));
+    assert_eq!(servers[1].revoke_grants(&all, |_| true, "test").await, Ok(1));
     servers[0].grants.read_store().await.unwrap();
     assert!(!has(&servers[0]));
 
@@ -399,12 +392,32 @@ async fn a_server_follows_the_grants_of_others_and_keeps_those_it_knows_without_
         assert!(servers[0].grant(&grant("new", "dora", "uid=0")).await.is_err());
         assert!(has(&servers[0]) && !has(&servers[1]), "{broken}");
     }
-    let newer = text.replace("\"by\"", "\"only\":\"monday\",\"by\"");
+    let newer = text.replace("\"by\"", "\"only\":\"monday\",\"by\"").replacen('{', "{\"later\":[1],", 1);
     std::fs::write(&file, &newer).unwrap();
     servers[0].grants.read_store().await.unwrap();
     assert!(!has(&servers[0]), "a field of a newer server");
     servers[0].grant(&grant("c", "carol", "uid=0")).await.unwrap();
-    assert!(std::fs::read_to_string(&file).unwrap().contains("\"only\":\"monday\""), "is kept");
+    let kept = std::fs::read_to_string(&file).unwrap();
+    assert!(kept.contains("\"only\":\"monday\"") && kept.contains("\"later\":[1]"), "{kept}");
+
+    // Without the join keys, known grants remain, and new ones give nothing yet.
+    let before = servers[0].user_grants(&UserGrants::default());
+    std::fs::write(place.path().join("enrolled"), "{").unwrap();
+    servers[0].read_store().await.unwrap_err();
+    let bobs = GrantSelection { user: Some("bob".into()), ..GrantSelection::default() };
+    assert_eq!(servers[1].revoke_grants(&bobs, |_| true, "test").await, Ok(1));
+    servers[1].grant(&grant("d", "dora", "uid=0")).await.unwrap();
+    servers[0].grants.read_store().await.unwrap();
+    let with_dora = |server: &SharedEnrolments| {
+        let grants = server.user_grants(&before);
+        ["c", "d"].map(|id| grants.contains(&grant(id, if id == "c" { "carol" } else { "dora" }, "uid=0")))
+    };
+    assert_eq!(with_dora(&servers[0]), [true, false]);
+    std::fs::write(place.path().join("enrolled"), "").unwrap();
+    let changes = servers[0].changes();
+    servers[0].read_store().await.unwrap();
+    assert!(changes.has_changed().unwrap(), "they are judged again");
+    assert_eq!(with_dora(&servers[0]), [true, true]);
 }
 
 /// Lets users' devices join, as if they were unused for 90 days but for an hour.
@@ -416,7 +429,8 @@ async fn devices_unused(place: &std::path::Path, server: &SharedEnrolments, name
         join(server, &code.secret(), name, &token(n)).await.unwrap();
         machines.push(format!("{name:?}:{{\"unused\":{}}}", 90 * 86400 - 3600 + n));
     }
-    let text = format!("{{\"seen\":{{\"written\":{NOW},\"machines\":{{{}}}}}}}", machines.join(","));
+    let text =
+        format!("{{\"tokens\":{{}},\"seen\":{{\"written\":{NOW},\"machines\":{{{}}}}}}}", machines.join(","));
     std::fs::write(place.join("enrolled.seen"), text).unwrap();
 }
 
@@ -478,8 +492,10 @@ async fn a_device_that_would_end_soon_is_noted_as_soon_as_it_links_and_others_wi
     let code = server.invite(&"alice/".parse().unwrap(), None, HOUR, false, "test").await.unwrap().code;
     join(&server, &code.secret(), device, &token(1)).await.unwrap();
     let text = |unused: u64| {
-        format!(r#"{{"seen":{{"written":{now},"machines":{{"{device}":{{"unused":{unused}}}}}}}}}"#)
-            .into_bytes()
+        format!(
+            r#"{{"tokens":{{}},"seen":{{"written":{now},"machines":{{"{device}":{{"unused":{unused}}}}}}}}}"#
+        )
+        .into_bytes()
     };
     let noted = async || {
         let started = Instant::now();

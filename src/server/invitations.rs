@@ -7,7 +7,7 @@ use tracing::info_span;
 
 use crate::config::server::invitations::InvitationStoreKind;
 use crate::enrolment::shared_text::{EtcdTextStore, FileTextStore, TextStore};
-use crate::enrolment::store::Enrolments;
+use crate::enrolment::store::{Enrolments, SecretHash};
 use crate::enrolment::{AdvertisedCa, JoinRefusal, SharedEnrolments, next_change};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
@@ -98,7 +98,8 @@ pub(crate) async fn follow_users(shared: Arc<ServerContext>, drain: Drain) {
     while drain.run_until(next_change(&shared.enrolment, &mut changes)).await.is_some() {
         if let Some(enrolment) = shared.enrolment.get() {
             let users = shared.user_links.policy().load_full();
-            users.rights.grants.store(Arc::new(enrolment.user_grants()));
+            let grants = &users.rights.grants;
+            grants.store(Arc::new(enrolment.user_grants(&grants.load())));
         }
         shared.judged.rights_changed();
     }
@@ -125,7 +126,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     {
         let may_log = metrics.refuse(Door::Links, "invitation", from);
         let name = printable::printable(&join.name);
-        let key = enrolment.key_of(&join.secret);
+        let key = enrolment.known().key_of(&SecretHash::of(&join.secret));
         // The caller is told to see the log.
         let reason = match &why {
             JoinRefusal::Later(cause) => cause.clone(),

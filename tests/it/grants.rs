@@ -95,6 +95,7 @@ async fn a_colleague_is_admitted_by_one_command_and_loses_all_by_one_at_every_se
 
 #[tokio::test]
 async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_nothing_and_is_kept() {
+    let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let echo = targets::echo().await;
     let socket = place.path().join("server.sock");
@@ -104,7 +105,9 @@ async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_not
         )
     };
     let newer = grant("newer", "node2", FOR_EVER, r#","only":"monday""#);
-    let text = |until: u64| format!("{{\"grants\":[{},{newer}]}}", grant("brief", "node1", until, ""));
+    let text = |until: u64| {
+        format!("{{\"tokens\":{{}},\"grants\":[{},{newer}]}}", grant("brief", "node1", until, ""))
+    };
     let store = place.file("enrolled.grants", &text(FOR_EVER));
     let admin = format!("[server.admin]\nlisten = \"unix:{}\"", socket.display());
     let server = server(&place, &admin).await;
@@ -116,6 +119,8 @@ async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_not
     let (given, id) = given.trim().rsplit_once("to revoke this: tunnel grants revoke ").unwrap();
     assert!(given.contains(" for ever "), "{given}");
     let mut second = granted(&bob, &at("node2", echo)).await;
+    let brief = run(&socket, "grant bob --nodes node2 --for 1h").await.unwrap();
+    let brief = brief.trim().rsplit_once("grants revoke ").unwrap().1;
     // Another server may write its end, which then comes by itself.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let kept = std::fs::read_to_string(&store).unwrap();
@@ -125,7 +130,18 @@ async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_not
     let listed = run(&socket, "grants").await.unwrap();
     assert!(listed.contains("for ever") && listed.contains("gives nothing here"), "{listed}");
     assert_eq!(run(&socket, &format!("grants revoke {id}")).await.unwrap(), "grants revoked: 1");
-    assert_eq!(reset(&mut second).await, format!("grant {id} was revoked"));
+    let by = |id: &str, result: &str| {
+        let text = lines.text();
+        text.lines().any(|line| line.contains(&format!("grant=\"{id}\"")) && line.contains(result))
+    };
+    // Until all are judged without it.
+    while !by(brief, "") {
+        drop(granted(&bob, &at("node2", echo)).await);
+    }
+    assert_session_echo(&mut second, "has another grant").await;
+    assert_eq!(run(&socket, &format!("grants revoke {brief}")).await.unwrap(), "grants revoked: 1");
+    assert_eq!(reset(&mut second).await, format!("grant {brief} was revoked"));
+    wait_until("its line names the grant that it had", || by(brief, "result=\"revoked\"")).await;
     let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(&store).unwrap()).unwrap();
     assert!(kept.to_string().contains(r#""only":"monday""#), "{kept}");
     let none = run(&socket, "grants revoke --by alice").await.unwrap_err();
@@ -142,7 +158,7 @@ async fn a_server_that_has_not_read_its_grants_refuses_no_user_for_good() {
     server.server.enrolment.get().unwrap().refresh().await.unwrap();
     let request = || hello(token("bob", USER_TOKEN)).request();
     assert_eq!(attempt(&place, &server, None, request()).await.err(), Some(Code::Unavailable));
-    let text = r#"{"grants":[{"id":"1","user":"bob","nodes":["*"],"with_join_keys":false,"until":253402300799,"by":"uid=0"}]}"#;
+    let text = r#"{"tokens":{},"grants":[{"id":"1","user":"bob","nodes":["*"],"with_join_keys":false,"until":253402300799,"by":"uid=0"}]}"#;
     std::fs::write(&grants, text).unwrap();
     let linked = async { while attempt(&place, &server, None, request()).await.is_err() {} };
     Box::pin(assert_eventually("a link", linked)).await;

@@ -171,6 +171,18 @@ async fn an_admin_grants_only_what_a_file_gives_her_and_her_grants_end_with_that
     assert_eq!(nodes(send(&bob, "GET /nodes", "").await), ["node1"]);
     let reach = &json(send(&bob, "GET /whoami", "").await)["reach"];
     assert!(reach[0]["nodes"] == json!(["node1"]) && reach[0]["until"] == given["until"], "{reach}");
+    // She may revoke what she could give.
+    let near = own.replace("\"own\"", "\"near\"").replace("other1", "node1");
+    shared.grant(&serde_json::from_str(&near).unwrap()).await.unwrap();
+    let second = json(send(&alice, "POST /grants", &grant("bob", "node1", "")).await);
+    for (id, expected) in [("own", 404), ("near", 200), (second["id"].as_str().unwrap(), 200)] {
+        let (status, text) = send(&alice, "POST /grants/revoke", &format!(r#"{{"id":"{id}"}}"#)).await;
+        assert!(
+            status == expected && (status == 200 || text.contains("those that they gave")),
+            "{id}: {text}"
+        );
+    }
+    assert_session_echo(&mut hers, "an operator gave it").await;
     let listed = json(send(&alice, "GET /grants", "").await);
     assert_eq!(listed.as_array().unwrap().iter().filter(|one| one["by"] == "alice/laptop").count(), 1);
     std::fs::write(&config, with("")).unwrap();
@@ -367,6 +379,7 @@ fn open(epoch: u64) -> SessionFrame {
         client: "me".into(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     }
 }
 
@@ -462,6 +475,7 @@ async fn endless_opens_of_a_user_leave_room_for_others() {
                 client: "me".into(),
                 opener,
                 resume_timeout: None,
+                boot: None,
             },
             _ => SessionFrame::Resume {
                 received: 0,

@@ -1,13 +1,16 @@
 //! The access log: one line for each session, including failed ones. Lines about refusals are limited.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use tokio::time::Instant;
 use tracing::info;
 
 use crate::logging::ACCESS;
 use crate::metrics::{Door, Metrics};
+use crate::policy::grants::Grant;
 use tunnel_proto::names::{DeviceName, NodeName, SessionId, Target};
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
@@ -30,8 +33,8 @@ pub struct AccessLogEntry {
     pub user: Option<String>,
     /// The user's device, at the end of her link.
     pub device: Option<DeviceName>,
-    /// ID of the grant that has allowed the session; `None` if a rule has.
-    pub grant: Option<String>,
+    /// The grant that has allowed the session last; `None` if a rule has. It is judged again after each change.
+    pub grant: Arc<ArcSwapOption<Grant>>,
     /// Bytes from the client to the target.
     pub up: u64,
     /// Bytes from the target to the client.
@@ -57,7 +60,7 @@ impl AccessLogEntry {
             client,
             user: None,
             device: None,
-            grant: None,
+            grant: Arc::default(),
             up: 0,
             down: 0,
             resumed: 0,
@@ -104,7 +107,7 @@ impl AccessLogEntry {
             client = self.client,
             user = self.user,
             device = self.device.as_ref().map(tracing::field::display),
-            grant = self.grant,
+            grant = self.grant.load().as_ref().map(|grant| grant.id.as_str()),
             bytes_to_target = self.up,
             bytes_to_client = self.down,
             duration_seconds = seconds,

@@ -131,14 +131,22 @@ impl Rules {
         Self(vec![Rule { users: Some(Vec::new()), from: None, nodes: None, ports: None }])
     }
 
-    /// Returns true if a client at `from` (with its authenticated `user`, if any) may reach this port of this node.
-    pub fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
-        self.0.is_empty() || self.0.iter().any(|rule| rule.allows(user, from, node, port))
-    }
-
-    /// Returns true if such a client may reach some port of this node.
-    pub fn allow_node(&self, user: Option<&str>, from: IpAddr, node: &NodeName) -> bool {
-        self.0.is_empty() || self.0.iter().any(|rule| rule.applies(user, from, node))
+    /// Returns true if a client at `from` (with its authenticated `user`, if any) may reach this port of this node. Without
+    /// an address that is from some address, and without a port some port.
+    pub fn allow(
+        &self,
+        user: Option<&str>,
+        from: Option<IpAddr>,
+        node: &NodeName,
+        port: impl Into<Option<u16>>,
+    ) -> bool {
+        let port = port.into();
+        let applies = |rule: &Rule| {
+            rule.is_for(user, from)
+                && rule.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
+                && port.zip(rule.ports.as_ref()).is_none_or(|(port, all)| all.contains(&ConfigPort(port)))
+        };
+        self.is_empty() || self.0.iter().any(applies)
     }
 
     /// Returns true if a user may reach this port, or with `None` all ports, of every node that matches. With an address
@@ -178,22 +186,11 @@ impl Rules {
 }
 
 impl Rule {
-    fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
-        self.applies(user, from, node)
-            && self.ports.as_ref().is_none_or(|ports| ports.contains(&ConfigPort(port)))
-    }
-
     /// Returns true if the rule is about such a client; without an address, if it is from some address.
     fn is_for(&self, user: Option<&str>, from: Option<IpAddr>) -> bool {
         let named = |users: &Vec<String>| user.is_some_and(|user| users.iter().any(|u| u == user));
         let contains = |nets: &Networks| from.is_none_or(|from| nets.contains(from));
         self.users.as_ref().is_none_or(named) && self.from.as_ref().is_none_or(contains)
-    }
-
-    /// Returns true if all parts but the ports match.
-    fn applies(&self, user: Option<&str>, from: IpAddr, node: &NodeName) -> bool {
-        self.is_for(user, Some(from))
-            && self.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
     }
 }
 
@@ -377,19 +374,19 @@ mod tests {
         };
         let rules = Rules(vec![rule]);
         let from: IpAddr = "::ffff:10.9.9.9".parse().unwrap();
-        assert!(rules.allows(Some("ops"), from, &node("Edge-7"), 22));
-        assert!(!rules.allows(Some("Ops"), from, &node("edge-7"), 22), "users are case-sensitive");
-        assert!(!rules.allows(None, from, &node("edge-7"), 22));
-        assert!(!rules.allows(Some("ops"), "192.0.2.1".parse().unwrap(), &node("edge-7"), 22));
-        assert!(!rules.allows(Some("ops"), from, &node("node-7"), 22));
-        assert!(!rules.allows(Some("ops"), from, &node("edge-7"), 23));
+        assert!(rules.allow(Some("ops"), Some(from), &node("Edge-7"), 22));
+        assert!(!rules.allow(Some("Ops"), Some(from), &node("edge-7"), 22), "users are case-sensitive");
+        assert!(!rules.allow(None, Some(from), &node("edge-7"), 22));
+        assert!(!rules.allow(Some("ops"), "192.0.2.1".parse().ok(), &node("edge-7"), 22));
+        assert!(!rules.allow(Some("ops"), Some(from), &node("node-7"), 22));
+        assert!(!rules.allow(Some("ops"), Some(from), &node("edge-7"), 23));
     }
 
     #[test]
     fn no_rules_and_an_empty_rule_allow_everything() {
         let from = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-        assert!(Rules::default().allows(None, from, &node("n"), 1));
-        assert!(Rules(vec![Rule::default()]).allows(None, from, &node("n"), 1));
+        assert!(Rules::default().allow(None, Some(from), &node("n"), 1));
+        assert!(Rules(vec![Rule::default()]).allow(None, Some(from), &node("n"), 1));
     }
 
     /// The expected result of [`matches`], computed recursively.
@@ -429,7 +426,7 @@ mod tests {
             let rule = |port| Rule { ports: Some(vec![ConfigPort(port)]), ..Rule::default() };
             let some = Rules(ports.iter().map(|p| rule(*p)).collect());
             let all = Rules(ports.iter().chain([&more]).map(|p| rule(*p)).collect());
-            let allows = |rules: &Rules| rules.allows(None, Ipv4Addr::LOCALHOST.into(), &node("n"), port);
+            let allows = |rules: &Rules| rules.allow(None, Some(Ipv4Addr::LOCALHOST.into()), &node("n"), port);
             prop_assert!(!allows(&some) || allows(&all));
             prop_assert_eq!(allows(&all), ports.contains(&port) || more == port);
         }

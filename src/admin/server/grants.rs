@@ -1,12 +1,15 @@
 //! Grants, given and revoked through the admin socket of a server, or over the link of an admin.
 
 use http::StatusCode;
+use serde::Deserialize as _;
+use serde_json::Value;
 
 use crate::admin::grants::GrantRequest;
 use crate::admin::requester::{AdminRequest, AdminRequester};
 use crate::admin::responses::{AdminAnswer, AdminResponse, json, plain_text, read_json};
 use crate::admin::server::ServerAdmin;
 use crate::admin::server::invitations::{enrolment_error, no_invitations};
+use crate::enrolment::grants::giver_of;
 use crate::invitations::GrantSelection;
 use tunnel_base::policy::grants::{FOR_EVER, Grant};
 use tunnel_base::unix_time::now;
@@ -49,9 +52,12 @@ pub(crate) async fn give(server: &ServerAdmin, request: AdminRequest<'_>) -> Adm
         && linked.until.is_none()
     {
         let read = enrolment.refresh().await;
-        if read.is_err() || !enrolment.known().has_device(&linked.device) {
+        if read.is_err() || !enrolment.known().has_joined(&requester.to_string()) {
             let selection = GrantSelection { id: Some(grant.id), user: None, by: None };
-            enrolment.revoke_grants(&selection, &grant.by).await.map_err(|why| enrolment_error(&why))?;
+            enrolment
+                .revoke_grants(&selection, |_| true, &grant.by)
+                .await
+                .map_err(|why| enrolment_error(&why))?;
             read.map_err(|why| enrolment_error(&why))?;
             return Err(refused("your device was revoked\n".to_owned()));
         }
@@ -59,18 +65,30 @@ pub(crate) async fn give(server: &ServerAdmin, request: AdminRequest<'_>) -> Adm
     Ok(json(&grant))
 }
 
-/// Returns the response to `POST /grants/revoke`: how many there were. It only takes rights away, so each admin may.
+/// Returns the response to `POST /grants/revoke`: how many there were. Over her link an admin may revoke those that she
+/// has given, and those that her rules let her give.
 pub(crate) async fn revoke(server: &ServerAdmin, request: AdminRequest<'_>) -> AdminAnswer {
     let requester = request.requester;
     let enrolment = server.enrolment.get().ok_or_else(no_invitations)?;
     let selection: GrantSelection = read_json(request.http).await?;
-    let revoked = enrolment.revoke_grants(&selection, &requester.to_string()).await;
+    let may = |one: &Value| match requester {
+        AdminRequester::Linked(linked) => {
+            let admin = linked.device.user.as_str();
+            let covers = |grant: Grant| linked.rights.may_give(admin, &grant, Some(linked.from.ip()));
+            giver_of(one) == Some(admin) || Grant::deserialize(one).is_ok_and(covers)
+        }
+        _ => true,
+    };
+    let revoked = enrolment.revoke_grants(&selection, may, &requester.to_string()).await;
     match revoked.map_err(|why| enrolment_error(&why))? {
-        0 => Err(plain_text(StatusCode::NOT_FOUND, "there is no such grant; tunnel grants lists them\n")),
+        0 => Err(plain_text(StatusCode::NOT_FOUND, NONE)),
         revoked => Ok(json(&revoked)),
     }
 }
 
+/// The answer if no grant was revoked.
+const NONE: &str = "there is no such grant; tunnel grants lists them. Over a link, admins revoke those that they gave, and \
+                    those of which their rules in [server.clients] give them all\n";
 /// How long a grant lasts in seconds, by default and at least.
 const DEFAULT_SECONDS: u64 = 90 * 24 * 3600;
 const MIN_SECONDS: u64 = 60;

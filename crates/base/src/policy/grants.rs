@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{NodeGlob, Rule, Rules};
+use crate::policy::{NodeGlob, Rules};
 use crate::serde_forms::{ConfigPort, non_empty};
 use tunnel_proto::names::{NodeName, UserName};
 
@@ -71,6 +71,14 @@ impl Grant {
     fn giver(&self) -> Option<&str> {
         giver(&self.by)
     }
+
+    /// Returns true if rules give a user all that the grant gives.
+    fn is_within(&self, rules: &Rules, user: &str, from: Option<IpAddr>) -> bool {
+        self.nodes.iter().all(|nodes| match &self.ports {
+            Some(ports) => ports.iter().all(|port| rules.cover(user, from, nodes, Some(*port))),
+            None => rules.cover(user, from, nodes, None),
+        })
+    }
 }
 
 impl UserGrants {
@@ -88,6 +96,11 @@ impl UserGrants {
         self.joined_by_key.is_some()
     }
 
+    /// Returns true if this grant is among them.
+    pub fn contains(&self, grant: &Grant) -> bool {
+        self.by_user.get(grant.user.as_str()).into_iter().flatten().any(|known| **known == *grant)
+    }
+
     /// Returns true if no user has a grant.
     pub fn is_empty(&self) -> bool {
         self.by_user.is_empty()
@@ -100,12 +113,12 @@ impl Rights {
         self.bounds.admins.iter().any(|admin| admin.as_str() == user)
     }
 
-    /// Returns the grant by which a user at `from` may reach this port of this node: of several the one that ends last.
+    /// Returns the grant by which a user at `from`, or without it at some address, may reach this port of this node: of several the one that ends last.
     /// Without a port it is one for the node, and each of its bounds permits some port there.
     pub fn find(
         &self,
         user: &str,
-        from: IpAddr,
+        from: impl Into<Option<IpAddr>>,
         node: &NodeName,
         port: Option<u16>,
         now: u64,
@@ -114,6 +127,7 @@ impl Rights {
         if *node == NodeName::direct() {
             return None;
         }
+        let from = from.into();
         let grants = self.grants.load();
         // Before the join keys are read, any node may be one of theirs.
         let is_no_key = grants.joined_by_key.as_ref().is_some_and(|nodes| !nodes.contains(node));
@@ -121,10 +135,7 @@ impl Rights {
             let by_pattern = is_no_key || grant.with_join_keys;
             grant.nodes.iter().any(|glob| (by_pattern || !glob.0.contains('*')) && glob.matches(node))
         };
-        let allow = |rules: &Rules, user: &str| match port {
-            Some(port) => rules.allows(Some(user), from, node, port),
-            None => rules.allow_node(Some(user), from, node),
-        };
+        let allow = |rules: &Rules, user: &str| rules.allow(Some(user), from, node, port);
         let gives = |grant: &Grant| {
             let has = |ports: &Vec<_>| port.is_none_or(|port| ports.contains(&ConfigPort(port)));
             grant.ports.as_ref().is_none_or(has)
@@ -138,26 +149,19 @@ impl Rights {
     /// Returns true if the ceiling, and for a grant of an admin her rules, permit all that it gives: at an address of
     /// hers, or without one at some address.
     pub fn permit(&self, grant: &Grant, from: Option<IpAddr>) -> bool {
-        let cover = |rules: &Rules, user: &str| {
-            grant.nodes.iter().all(|nodes| match &grant.ports {
-                Some(ports) => ports.iter().all(|port| rules.cover(user, from, nodes, Some(*port))),
-                None => rules.cover(user, from, nodes, None),
-            })
-        };
-        cover(&self.bounds.ceiling, grant.user.as_str())
-            && grant.giver().is_none_or(|giver| !self.rules.is_empty() && cover(&self.rules, giver))
+        grant.is_within(&self.bounds.ceiling, grant.user.as_str(), from)
+            && grant.giver().is_none_or(|giver| self.may_give(giver, grant, from))
     }
 
-    /// Returns the grants of a user at `from` that are permitted as a whole, as rules that end.
-    pub fn permitted(&self, user: &str, from: IpAddr, now: u64) -> Vec<(Rule, u64)> {
+    /// Returns true if the rules give an admin at an address of hers all that a grant gives.
+    pub fn may_give(&self, admin: &str, grant: &Grant, from: Option<IpAddr>) -> bool {
+        !self.rules.is_empty() && grant.is_within(&self.rules, admin, from)
+    }
+
+    /// Returns the grants of a user at `from` that are permitted as a whole.
+    pub fn permitted(&self, user: &str, from: IpAddr, now: u64) -> Vec<Arc<Grant>> {
         let grants = self.grants.load();
-        let permitted = self.live(&grants, user, now).filter(|grant| self.permit(grant, Some(from)));
-        let rule = |Grant { nodes, ports, .. }: &Grant| Rule {
-            nodes: Some(nodes.clone()),
-            ports: ports.clone(),
-            ..Rule::default()
-        };
-        permitted.map(|grant| (rule(grant), grant.until)).collect()
+        self.live(&grants, user, now).filter(|grant| self.permit(grant, Some(from))).cloned().collect()
     }
 
     /// Returns the end of the last grant of a user; `None` if she has none.
@@ -200,7 +204,7 @@ pub const FOR_EVER: u64 = 253_402_300_799;
 mod tests {
     use proptest::prelude::*;
 
-    use crate::policy::network;
+    use crate::policy::{Rule, network};
 
     use super::*;
 
@@ -352,6 +356,35 @@ mod tests {
         assert!(!given.permit(&one, Some(FROM)) && given.permit(&one, "10.0.0.1".parse().ok()));
     }
 
+    #[test]
+    #[ignore = "not a test: prints what a lookup costs"]
+    fn lookups_among_two_thousand_grants_and_as_many_rules() {
+        let users: Vec<_> = (0..2000).map(|n| format!("user{n}")).collect();
+        let of = |users: &[String]| -> Vec<_> {
+            users.iter().map(|user| grant(user, &["shop-*", "web-*"], &[22], FOR_EVER, "uid=0")).collect()
+        };
+        let rules = users.iter().map(|user| rule(&[user], &["shop-*", "web-*"], &[22])).collect();
+        let one = vec!["user1999".to_owned(); 2000];
+        for (what, given) in [
+            ("a rule of each user", rights(rules, Vec::new(), &[], &[])),
+            (
+                "a grant of each user",
+                rights(vec![rule(&["nobody"], &["none"], &[1])], Vec::new(), &[], &of(&users)),
+            ),
+            (
+                "all grants of one user",
+                rights(vec![rule(&["nobody"], &["none"], &[1])], Vec::new(), &[], &of(&one)),
+            ),
+        ] {
+            let began = tokio::time::Instant::now();
+            for _ in 0..1000 {
+                let by_rule = given.rules.allow(Some("user1999"), Some(FROM), &node("web-7"), 22);
+                assert!(by_rule || find(&given, "user1999", "web-7", 22, 1).is_some());
+            }
+            println!("{what}: {:?}", began.elapsed() / 1000);
+        }
+    }
+
     /// Any grant of two users over a few nodes and ports.
     fn any_grant() -> impl Strategy<Value = Grant> {
         let by = prop_oneof![Just("uid=0"), Just("ann/x"), Just("alice/x")];
@@ -400,7 +433,7 @@ mod tests {
                 let permitted = given.permitted(user, FROM, now);
                 for one in grants.iter().filter(|one| one.user.as_str() == user && now < one.until) {
                     let is_permitted = given.permit(one, Some(FROM)) && one.giver() != Some("alice");
-                    prop_assert_eq!(is_permitted, permitted.iter().any(|(it, end)| (it.nodes.as_ref(), &it.ports, *end) == (Some(&one.nodes), &one.ports, one.until)));
+                    prop_assert_eq!(is_permitted, permitted.iter().any(|it| **it == Grant { id: it.id.clone(), ..one.clone() }));
                     if is_permitted && covers(one) && has(&one.ports) {
                         prop_assert!(found.is_some(), "{:?} was allowed", one);
                     }
