@@ -47,6 +47,12 @@ pub struct NodeStatus {
     pub server: String,
     /// Time since which it is linked.
     pub since: f64,
+    /// When it joined, in seconds since 1970, within about an hour; absent if that was before servers noted it, or not by invitation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined_at: Option<u64>,
+    /// When servers have last noted it as linked, within about an hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<u64>,
     /// Address from which it is linked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,

@@ -246,6 +246,8 @@ impl AdminContext {
             time: self.clock.time(at),
             state: state.into(),
             error: error.map(|error| self.error(&error)),
+            joined_at: None,
+            last_seen: None,
         }
     }
 

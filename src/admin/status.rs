@@ -158,6 +158,13 @@ pub struct DisconnectedStatus {
     /// Reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ReportedError>,
+    /// When it joined, in seconds since 1970, within about an hour; absent if that was before servers noted it, like the next one also in a
+    /// status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined_at: Option<u64>,
+    /// When servers have last noted it as linked, within about an hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<u64>,
 }
 
 /// The end of a link of a node.

@@ -129,43 +129,48 @@ pub async fn nodes(args: NodesArgs, env: &Environment) -> CommandResult {
             all.count();
             body = plain_text(&serde_json::to_string(&all).unwrap_or_default());
         }
+        let names: Vec<_> = match down {
+            true => all.down.iter().map(|node| node.name.as_str()).collect(),
+            false => all.nodes.iter().map(|node| node.name.as_str()).collect(),
+        };
         Ok(match output {
             NodesFormat::Json if down => plain_text(&serde_json::to_string(&all.down).unwrap_or_default()),
             NodesFormat::Json => body,
-            NodesFormat::Name if down => names(all.down.iter().map(|node| &node.name)),
-            NodesFormat::Name => names(all.nodes.iter().map(|node| &node.name)),
-            NodesFormat::Ansible if down => ssh::inventory(all.down.iter().map(|node| node.name.as_str()))?,
-            NodesFormat::Ansible => ssh::inventory(all.nodes.iter().map(|node| node.name.as_str()))?,
-            NodesFormat::Text | NodesFormat::Wide if down => api.choice.clone() + &down_text(&all),
-            NodesFormat::Text | NodesFormat::Wide => {
-                api.choice.clone() + &nodes_text(&all, true, output == NodesFormat::Wide)
-            }
+            NodesFormat::Name => names.into_iter().map(|name| clean(name) + "\n").collect(),
+            NodesFormat::Ansible => ssh::inventory(names.into_iter())?,
+            _ if down => api.choice.clone() + &down_text(&all),
+            _ => api.choice.clone() + &nodes_text(&all, true, output == NodesFormat::Wide),
         })
     };
     query(socket, &["server"], env, list).await
 }
 
-fn names<'n>(names: impl Iterator<Item = &'n String>) -> String {
-    names.map(|name| clean(name) + "\n").collect()
-}
-
 /// Formats the nodes that are down.
 fn down_text(all: &NodesResponse) -> String {
-    let mut table = Table::new(&["NODE", "LAST SEEN", "REASON"]);
+    let mut table = Table::new(&["NODE", "JOINED", "LAST SEEN", "REASON"]);
     for node in &all.down {
         let reason = node.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
         let time = duration(all.now - node.time);
         // Such a node was not seen since the server started, so its time is that start.
-        let seen = if node.state == "absent" { format!("over {time} ago") } else { format!("{time} ago") };
-        table.row(vec![clean(&node.name), seen, reason]);
+        let seen = match node.last_seen {
+            Some(at) if node.state == "absent" => ago(all, Some(at)),
+            None if node.state == "absent" => format!("over {time} ago"),
+            _ => format!("{time} ago"),
+        };
+        table.row(vec![clean(&node.name), ago(all, node.joined_at), seen, reason]);
     }
     table.to_string()
+}
+
+/// Formats a time in seconds since 1970.
+fn ago(all: &NodesResponse, at: Option<u64>) -> String {
+    at.map_or("-".to_owned(), |at| format!("{} ago", duration(all.now - at as f64)))
 }
 
 /// Formats the nodes of all servers, or those of the peers. Wide text has their addresses, too.
 fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
     let own = all.servers.first().map_or("", |own| own.name.as_str());
-    let columns = ["NODE", "SERVER", "LINKED", "RTT", "SESSIONS", "VERSION", "ADDRESS"];
+    let columns = ["NODE", "SERVER", "LINKED", "RTT", "SESSIONS", "VERSION", "JOINED", "ADDRESS"];
     let shown = if is_wide { columns.len() } else { columns.len() - 1 };
     let mut table = Table::new(&columns[..shown]);
     for node in all.nodes.iter().filter(|node| with_own || node.server != own) {
@@ -177,6 +182,7 @@ fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
             or_dash(node.rtt_seconds.map(round_trip)),
             or_dash(node.sessions.map(|sessions| sessions.to_string())),
             or_dash(node.version.as_deref().map(clean)),
+            ago(all, node.joined_at),
             or_dash(node.address.as_deref().map(clean)),
         ];
         row.truncate(shown);
@@ -203,6 +209,9 @@ fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
     }
     if with_own && !all.nodes.is_empty() {
         lines.push(versions(all));
+    }
+    if with_own && !all.down.is_empty() {
+        lines.push(format!("! nodes that are down: {}; tunnel nodes --down lists them", all.down.len()));
     }
     lines.join("\n")
 }

@@ -259,7 +259,9 @@ async fn nodes_at_peers_have_their_figures_and_lost_ones_are_down() {
     assert_eq!(nodes(NodesFormat::Name, true).await, "near\n");
     let text = nodes(NodesFormat::Text, true).await;
     assert!(
-        text.starts_with("NODE  LAST SEEN  REASON") && text.contains("near  ") && text.contains("s ago"),
+        text.starts_with("NODE  JOINED  LAST SEEN  REASON")
+            && text.contains("near  ")
+            && text.contains("s ago"),
         "{text}"
     );
     let metrics = async || get(first.server.bound.metrics.unwrap(), "/metrics/nodes").await.body;

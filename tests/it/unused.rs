@@ -5,9 +5,9 @@ use std::time::Duration;
 use tunnel::enrolment::store::SecretHash;
 use tunnel_base::unix_time::now;
 
-use crate::enrol::{join_as_user, run};
+use crate::enrol::{invited, join, join_as_user, run, settings};
 use crate::support::clients::get;
-use crate::support::programs::{TestDir, TestServer, at, edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::sessions::assert_session_echo;
 use crate::support::users::{USER_TOKEN, link, open, reset, tables};
 use crate::support::{assert_eventually, servers, targets, wait_until};
@@ -16,7 +16,11 @@ use crate::words::LogLines;
 /// Writes for how long each device was not used, in seconds.
 fn unused(place: &TestDir, devices: [(&str, u64); 3]) {
     let machines = devices.map(|(device, seconds)| format!("\"{device}\":{{\"unused\":{seconds}}}"));
-    let text = format!("{{\"seen\":{{\"written\":{},\"machines\":{{{}}}}}}}", now(), machines.join(","));
+    let text = format!(
+        "{{\"tokens\":{{}},\"seen\":{{\"written\":{},\"machines\":{{{}}}}}}}",
+        now(),
+        machines.join(",")
+    );
     place.file("enrolled.seen", &text);
 }
 
@@ -92,8 +96,15 @@ async fn operators_see_who_was_last_seen_when_and_which_devices_end_soon() {
     let code = output.lines().find_map(|line| line.trim().strip_prefix("echo ")?.split(' ').next()).unwrap();
     join_as_user(&place, server.server.bound.grpc, code, "kept").await.unwrap();
     let _link = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
+    let machine = place.path().join("edge7");
+    join(server.server.bound.grpc, &invited(&server).await, &machine).await.unwrap();
+    let _edge = start_edge(&settings(&machine));
+    server.wait_for_node("edge7").await;
     let enrolment = server.server.enrolment.get().unwrap();
     enrolment.note_uses(now()).await.unwrap();
+    let listed: serde_json::Value =
+        serde_json::from_str(&get(server.server.bound.log, "/nodes").await.body).unwrap();
+    assert!(listed["nodes"][0]["joined_at"].is_u64() && listed["nodes"][0]["last_seen"].is_u64(), "{listed}");
     let output = run(&socket, "invitations list").await.unwrap();
     for [start, end] in [
         ["alice kept - ", " - -"],

@@ -17,6 +17,7 @@ use crate::registry::links::NodeWithLinks;
 use crate::registry::peers::node_list::NodeListEnd;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::metrics::nodes::{NodeLinksSample, NodeMetrics, encode_nodes};
+use tunnel_base::unix_time;
 
 impl AdminContext {
     /// Returns the nodes of a server and of its peers. Takes at most as long as [`Peers::list_nodes`].
@@ -54,14 +55,24 @@ impl AdminContext {
                 sent_bytes: listed.bytes.map(|[sent, _]| sent),
                 received_bytes: listed.bytes.map(|[_, received]| received),
                 websocket: listed.websocket.as_deref().map(Into::into),
+                joined_at: None,
+                last_seen: None,
             }));
         }
         // During a move two servers list the node.
-        let nodes = newest(nodes);
+        let mut nodes = newest(nodes);
         let mut down: Vec<_> =
             self.down(server).into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
         // A peer that has just linked may not have announced all its nodes.
         down.retain(|lost| nodes.binary_search_by_key(&key(&lost.name), |node| key(&node.name)).is_err());
+        if let Some(machines) = server.enrolment.get().map(|store| store.machines(unix_time::now())) {
+            let times = |name: &str| {
+                let machine = machines(&key(name));
+                (machine.joined, machine.seen)
+            };
+            nodes.iter_mut().for_each(|node| (node.joined_at, node.last_seen) = times(&node.name));
+            down.iter_mut().for_each(|lost| (lost.joined_at, lost.last_seen) = times(&lost.name));
+        }
         let mut all = NodesResponse { now: self.clock.time(now), servers, nodes, down };
         all.count();
         all
@@ -170,6 +181,8 @@ mod tests {
             sent_bytes: None,
             received_bytes: None,
             websocket: None,
+            joined_at: None,
+            last_seen: None,
         };
         let all =
             vec![node("b", "s1", 1.0), node("a", "s1", 2.0), node("A", "s2", 3.0), node("b", "s2", 0.5)];

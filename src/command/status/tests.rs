@@ -41,6 +41,8 @@ fn sample_status() -> StatusResponse {
             time: 1_011_500.0,
             state: "down".into(),
             error: link.error.clone(),
+            joined_at: None,
+            last_seen: None,
         }],
         drops: Vec::new(),
         peers: vec![LinkStatus {
@@ -148,4 +150,14 @@ fn nodes_are_counted_by_the_version_of_their_edges() {
     assert!(!nodes_text(&all, false, false).contains(" of "), "the table in `tunnel status` has no counts");
     all.nodes.clear();
     assert!(!nodes_text(&all, true, false).contains(" of "));
+    let down = serde_json::json!([
+        { "name": "a", "time": 4.0, "state": "down" },
+        { "name": "b", "time": 0.0, "state": "absent" },
+        { "name": "c", "time": 3.0, "state": "absent", "joined_at": 1, "last_seen": 2 },
+    ]);
+    all.down = serde_json::from_value(down).unwrap();
+    let text = nodes_text(&all, true, false);
+    assert!(text.ends_with("\n! nodes that are down: 3; tunnel nodes --down lists them"), "{text}");
+    let seen = "NODE  JOINED  LAST SEEN    REASON\na     -       5s ago       -\nb     -       over 9s ago  -\nc     8s ago  7s ago       -";
+    assert_eq!(down_text(&all), seen);
 }
