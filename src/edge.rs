@@ -350,6 +350,8 @@ impl Edge {
         let judged = self.judged.clone();
         links.spawn(info_span!("judged"), judged.follow(self.files.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(links.clone()));
+        let reports = report_parked(self.table.clone(), self.uplinks.clone(), links.clone());
+        links.spawn(info_span!("report_parked"), reports);
     }
 
     /// Shuts the edge down: reports not ready, accepts no new sessions, and waits for running sessions until the drain
@@ -380,6 +382,16 @@ impl Edge {
         drained
     }
 }
+
+/// Lets the server judge the sessions of users without a path, until draining starts.
+async fn report_parked(table: Arc<SessionTable>, uplinks: Arc<Uplinks>, drain: Drain) {
+    while drain.run_until(sleep(PARKED_REPORT)).await.is_some() {
+        uplinks.newest(None).inspect(|link| table.report_parked(link));
+    }
+}
+
+/// Interval of these reports.
+const PARKED_REPORT: Duration = Duration::from_secs(10);
 
 impl EdgeProxy {
     /// Serves clients, by this policy.

@@ -58,6 +58,7 @@ pub(crate) fn handle_event(
                 linked.link.reply(&key, frame);
             }
         }
+        FrameEvent::Parked(key, of) => user_sessions::judge_parked(link, &key, *of, shared),
         FrameEvent::Ended(id, why) => {
             shared.judged.refuse(id, &why, Instant::now() + shared.route.resume_timeout)
         }

@@ -469,6 +469,7 @@ impl Reconnector {
             FrameEvent::RelayRequest(_)
             | FrameEvent::Signal(_)
             | FrameEvent::Revoked(..)
+            | FrameEvent::Parked(..)
             | FrameEvent::Ended(..) => {}
         }
     }

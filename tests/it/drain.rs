@@ -237,6 +237,7 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     call.send_session(id, open).await;
     assert!(matches!(call.next_session_frame().await.1, SessionFrame::Opened { .. }));
@@ -271,6 +272,7 @@ async fn a_stopping_edge_delivers_all_bytes_of_its_targets() {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     call.send_session(id, open).await;
     assert!(matches!(call.next_session_frame().await.1, SessionFrame::Opened { .. }));

@@ -113,6 +113,7 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     // It does not read the answers meanwhile.
     for _ in 0..20_000 {
@@ -176,6 +177,7 @@ async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     // Enough Opens to fill the queue of answers.
     for _ in 0..20_000 {
@@ -233,6 +235,7 @@ async fn an_edge_survives_a_server_that_opens_endlessly() {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     for _ in 0..500 {
         call.send_session(SessionId::random(), open.clone()).await;
@@ -261,7 +264,15 @@ async fn idle_sessions_of_a_client_that_fills_an_edge_are_evicted_for_other_clie
         let (target, client, id) = (echo.into(), client.into(), SessionId::random());
         call.send_session(
             id,
-            SessionFrame::Open { target, limit: 1, epoch: 1, client, opener: None, resume_timeout: None },
+            SessionFrame::Open {
+                target,
+                limit: 1,
+                epoch: 1,
+                client,
+                opener: None,
+                resume_timeout: None,
+                boot: None,
+            },
         )
         .await;
         let mut cut = 0;
@@ -466,6 +477,7 @@ async fn open(call: &mut Call, text: &str) -> Option<ErrorCode> {
             client: String::new(),
             opener: None,
             resume_timeout: None,
+            boot: None,
         },
     )
     .await;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tunnel::route::ResumeTimeouts;
 use tunnel::uplink::client::{UserLinkConfig, UserUplinks};
 use tunnel_link::table::handles::Session;
+use tunnel_net::os::BOOT;
 use tunnel_proto::frame::SessionFrame;
 use tunnel_proto::names::Instance;
 
@@ -15,6 +16,7 @@ use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
 use crate::support::sessions::assert_session_echo;
 use crate::support::{assert_eventually, pause_time, remote, targets, users, wait_until};
+use crate::words::LogLines;
 
 /// Other sessions end after this time without a path.
 const SHORT: &str = "resume_timeout = \"2s\"\n";
@@ -96,7 +98,8 @@ async fn the_login_at_a_node_of_before_says_that_it_waits_for_a_minute() {
     let mut local = Local::start_with(&["node1:22"], home_of_alice(&place, line.at)).await;
     let _client = local.client().await;
     let (id, frame) = node.next_session_frame().await;
-    let SessionFrame::Open { epoch, resume_timeout, .. } = frame else { panic!("{frame:?}") };
+    let SessionFrame::Open { epoch, resume_timeout, boot, .. } = frame else { panic!("{frame:?}") };
+    assert_eq!(boot, *BOOT);
     assert_eq!(resume_timeout, Some(Duration::from_secs(12 * 60 * 60)));
     node.send_session(
         id,
@@ -108,4 +111,40 @@ async fn the_login_at_a_node_of_before_says_that_it_waits_for_a_minute() {
         message.starts_with("tunnel: without a line, this login ends after 1 min: the node of node1:22"),
         "{message}"
     );
+}
+
+#[tokio::test]
+async fn a_login_without_a_line_ends_at_its_node_soon_after_its_right() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let server = users::server(&place, "").await;
+    let [to_laptop, to_phone] =
+        [Line::to(server.server.bound.grpc).await, Line::to(server.server.bound.grpc).await];
+    let edge = edge_with(&place, &server, "node1", "").await;
+    let laptop = link(&place, &to_laptop).await;
+    let phone = users::link(&place, "alice/phone", &[to_phone.at]).await;
+    let mut logins = Vec::new();
+    for links in [&laptop, &phone] {
+        let mut login = users::open(links, &at("node1", echo)).await.unwrap();
+        assert_session_echo(&mut login, "before").await;
+        logins.push(login);
+    }
+    pause_time();
+    for line in [&to_laptop, &to_phone] {
+        line.route_to("127.0.0.1:1".parse().unwrap());
+        line.reset();
+    }
+    sleep(AWAY).await;
+    assert_eq!(edge.table.len(), 2, "they have rights");
+    let revoked = Instant::now();
+    let enrolment = server.server.enrolment.get().unwrap();
+    assert!(enrolment.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
+    wait_until("one has ended", || edge.table.len() == 1).await;
+    assert!(revoked.elapsed() < Duration::from_secs(12), "{:?}", revoked.elapsed());
+    let why = "the access of user alice was revoked";
+    let has_line = |line: &str| line.contains("listener=\"acceptor\"") && line.contains(why);
+    wait_until("the reason is logged", || lines.text().lines().any(has_line)).await;
+    to_phone.route_to(server.server.bound.grpc);
+    assert_session_echo(&mut logins[1], "the other goes on").await;
 }

@@ -38,6 +38,7 @@ fn open(target: SocketAddr, opener: Option<Opener>) -> SessionFrame {
         client: String::new(),
         opener,
         resume_timeout: None,
+        boot: None,
     }
 }
 
@@ -204,6 +205,7 @@ async fn an_edge_lets_only_the_opener_resume_a_session() {
             client: String::new(),
             opener: server(2),
             resume_timeout: None,
+            boot: None,
         },
     )
     .await;

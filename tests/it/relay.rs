@@ -361,6 +361,7 @@ async fn a_session_from_a_peer_is_never_relayed_to_another_peer() {
         client: "x".into(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     link.send_session(id, open).await;
     let (answered, frame) = link.next_session_frame().await;

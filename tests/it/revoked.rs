@@ -332,7 +332,15 @@ async fn a_resume_that_names_another_target_than_the_open_is_refused() {
     first
         .send_session(
             id,
-            SessionFrame::Open { target, limit, epoch: 1, client, opener: None, resume_timeout: None },
+            SessionFrame::Open {
+                target,
+                limit,
+                epoch: 1,
+                client,
+                opener: None,
+                resume_timeout: None,
+                boot: None,
+            },
         )
         .await;
     let (_, SessionFrame::Opened { instance: holder, .. }) = first.next_session_frame().await else {

@@ -147,13 +147,17 @@ async fn the_backup_link_is_marked_in_its_hello() {
     first.answer(Some(Instance::random()));
     let id = SessionId::random();
     pause_time();
-    let SessionFrame::Open { target: _, limit, epoch, client, opener, resume_timeout: None } = open_frame(1)
+    let SessionFrame::Open { target: _, limit, epoch, client, opener, resume_timeout: None, boot: None } =
+        open_frame(1)
     else {
         unreachable!("an Open")
     };
     let target = SocketAddr::from(([127, 0, 0, 1], echo.port())).to_string().parse().unwrap();
     first
-        .send_session(id, SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout: None })
+        .send_session(
+            id,
+            SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout: None, boot: None },
+        )
         .await;
     let (_, frame) = first.next_session_frame().await;
     assert!(matches!(frame, SessionFrame::Opened { .. }), "{frame:?}");

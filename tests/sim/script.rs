@@ -114,7 +114,15 @@ fn link(number: u64) -> Arc<Link> {
 
 fn open_frame(epoch: u64) -> SessionFrame {
     let (target, client) = ("10.0.0.1:22".parse().unwrap(), String::new());
-    SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener: None, resume_timeout: None }
+    SessionFrame::Open {
+        target,
+        limit: 1 << 40,
+        epoch,
+        client,
+        opener: None,
+        resume_timeout: None,
+        boot: None,
+    }
 }
 
 fn resume_frame(epoch: u64, at: Instance) -> SessionFrame {

@@ -118,6 +118,7 @@ mod tests {
                 client: String::new(),
                 opener: None,
                 resume_timeout: None,
+                boot: None,
             },
             SessionFrame::opened(1, 1),
             SessionFrame::Refused { epoch: 1, refusal: refusal() },

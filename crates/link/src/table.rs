@@ -38,7 +38,7 @@ use tunnel_proto::frame::{
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::halves::recv::RecvHalf;
 use tunnel_proto::halves::send::SendHalf;
-use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
+use tunnel_proto::names::{Instance, NodeName, SessionId, Target, UserDevice};
 use tunnel_proto::state::SessionState;
 
 /// Upper bound in bytes for the memory of an idle session, with its client's connection.
@@ -96,6 +96,8 @@ pub enum FrameEvent {
     Signal(Frame),
     /// A peer has refused a Resume: the node here need not keep that session.
     Revoked(SessionKey, SessionFrame),
+    /// A node here keeps that session, which has no path, for this device, to this target.
+    Parked(SessionKey, Box<(UserDevice, Target)>),
     /// A peer has ended a session, which it does not relay here, for this reason.
     Ended(SessionId, String),
 }
@@ -257,6 +259,11 @@ impl SessionTable {
         mut frame: SessionFrame,
         now: Instant,
     ) -> Option<FrameEvent> {
+        if let SessionFrame::Parked(of) = frame {
+            // It may have one answer.
+            let is_judged = matches!(link.peer, Remote::Edge(_)) && !link.is_answer_queue_full();
+            return is_judged.then_some(FrameEvent::Parked(key, of));
+        }
         if let Some(opener) = frame.opener() {
             *opener = Opener::verified(opener.take(), &link.peer, link.instance);
         }
@@ -405,13 +412,18 @@ impl SessionTable {
         key: SessionKey,
         open: SessionFrame,
     ) -> Option<IncomingSession> {
-        let SessionFrame::Open { ref target, limit, epoch, ref client, ref opener, resume_timeout } = open
+        let SessionFrame::Open { ref target, limit, epoch, ref client, ref opener, resume_timeout, boot } =
+            open
         else {
             return None;
         };
         let target = target.clone();
         let client = client.clone();
-        let origin = SessionOrigin::Remote { opener: opener.clone(), target: target.clone() };
+        // A server keeps its end of a user's session, with a plain remote, only as long as that of any other.
+        let is_at_node = matches!(link.peer, Remote::Server(_));
+        let boot = boot.filter(|_| is_at_node);
+        let origin = SessionOrigin::Remote { opener: opener.clone(), target: target.clone(), boot };
+        self.end_earlier_boots(&origin);
         let source = source(&client);
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
@@ -430,8 +442,7 @@ impl SessionTable {
         };
         recv.set_unpromised(link.unread_reservation());
         let mut end = SessionState::acceptor(link.id, epoch, limit, send, recv);
-        // A server keeps its end of a user's session, with a plain remote, only as long as that of any other.
-        end.resume_timeout = resume_timeout.filter(|_| matches!(link.peer, Remote::Server(_)));
+        end.resume_timeout = resume_timeout.filter(|_| is_at_node);
         let shared = SharedSession::new(key, self, source.clone(), origin, end, Some(link.clone()));
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.

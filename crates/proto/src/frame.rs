@@ -159,6 +159,7 @@ pub struct SessionKey {
 /// - `place`: where a server has located the target of a user's session. Only frames of her link have it.
 /// - `resume_timeout`: how long a user's session may be without a path, in whole seconds: asked for by Open, and granted by
 ///   Opened. `None`: as long as the two ends keep all others.
+/// - `boot`: in its upper half the machine of a user's program, in its lower one that machine's boot, if known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are documented above, once for all variants")]
 pub enum SessionFrame {
@@ -170,6 +171,7 @@ pub enum SessionFrame {
         client: String,
         opener: Option<Opener>,
         resume_timeout: Option<Duration>,
+        boot: Option<u128>,
     },
     /// The target accepted the connection. Precedes data of that direction.
     Opened {
@@ -211,6 +213,9 @@ pub enum SessionFrame {
     PathLost { epoch: u64 },
     /// From a server: it has refused a Resume of this opener, so the acceptor need not keep the session any longer.
     Revoked { opener: Option<Opener>, refusal: SessionError },
+    /// From an edge: a session of this device to this target waits for a path. Its server answers with Revoked if it may
+    /// not be resumed.
+    Parked(Box<(UserDevice, Target)>),
 }
 
 /// The node of a session, and the target as that node knows it.
@@ -242,6 +247,11 @@ impl Found {
 }
 
 impl SessionFrame {
+    /// Returns an Open that names no opener and asks for nothing more.
+    pub fn open(target: Target, limit: u64, epoch: u64, client: String) -> Self {
+        Self::Open { target, limit, epoch, client, opener: None, resume_timeout: None, boot: None }
+    }
+
     /// Returns an Opened of an acceptor that names and grants nothing more.
     pub fn opened(limit: u64, epoch: u64) -> Self {
         Self::Opened { limit, epoch, instance: None, place: None, resume_timeout: None }
@@ -262,6 +272,7 @@ impl SessionFrame {
             Self::Resumed { .. } => "Resumed",
             Self::PathLost { .. } => "PathLost",
             Self::Revoked { .. } => "Revoked",
+            Self::Parked(_) => "Parked",
         }
     }
 
@@ -289,7 +300,8 @@ impl SessionFrame {
             | Self::Fin { .. }
             | Self::ResetAt { .. }
             | Self::Credit { .. }
-            | Self::Revoked { .. } => None,
+            | Self::Revoked { .. }
+            | Self::Parked(_) => None,
         }
     }
 

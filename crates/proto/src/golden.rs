@@ -45,6 +45,7 @@ fn open(opener: Option<&str>) -> SessionFrame {
         client: "root".into(),
         opener,
         resume_timeout: None,
+        boot: None,
     }
 }
 
@@ -88,7 +89,7 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
 }
 
 /// Returns the frames of a user's session that other sessions do not have.
-fn resume_timeouts() -> [(&'static str, SessionFrame); 3] {
+fn resume_timeouts() -> [(&'static str, SessionFrame); 4] {
     let resume_timeout = Some(Duration::from_secs(12 * 60 * 60));
     let SessionFrame::Open { target, limit, epoch, client, opener, .. } = open(Some("client/alice/laptop"))
     else {
@@ -96,10 +97,12 @@ fn resume_timeouts() -> [(&'static str, SessionFrame); 3] {
     };
     let opened =
         SessionFrame::Opened { limit, epoch, instance: Some(instance()), place: None, resume_timeout };
-    let open = SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout };
+    let open = SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout, boot: None };
     let opener = "client/alice/laptop".parse().ok();
     let revoked = SessionFrame::Revoked { opener, refusal: refusal(ErrorCode::NotAllowed) };
-    [("open, of a user", open), ("opened, to a user", opened), ("revoked", revoked)]
+    let parked =
+        SessionFrame::Parked(Box::new(("alice/laptop".parse().unwrap(), "node1:22".parse().unwrap())));
+    [("open, of a user", open), ("opened, to a user", opened), ("revoked", revoked), ("parked", parked)]
 }
 
 /// Returns every other frame, with the remote that receives it.

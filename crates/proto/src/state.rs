@@ -302,7 +302,7 @@ impl SessionState {
                 let client = client.clone();
                 let resume_timeout = self.resume_timeout;
                 let limit = self.recv.limit();
-                SessionFrame::Open { target, limit, epoch, client, opener: None, resume_timeout }
+                SessionFrame::Open { target, limit, epoch, client, opener: None, resume_timeout, boot: None }
             }
             (PendingFrame::Open | PendingFrame::Resume, SessionRole::Acceptor) => {
                 return (None, Actions::default());
@@ -439,7 +439,7 @@ impl SessionState {
             SessionFrame::Revoked { refusal, .. } if self.phase == Phase::Parked && !self.is_opener() => {
                 self.close(refusal)
             }
-            SessionFrame::Revoked { .. } => DROPPED,
+            SessionFrame::Revoked { .. } | SessionFrame::Parked(_) => DROPPED,
             // Open and Resume name a new path, and their epoch is checked. All others are valid only on the session's
             // path.
             _ if self.path != Some(from) => DROPPED,

@@ -500,8 +500,7 @@ impl SuperEdgeTranslator {
 /// Returns the request of a plain remote for a session here.
 fn requested_by_remote(id: SessionId, category: SessionCategory, target: Target) -> PlainEvent {
     let client = "a plain remote".into();
-    let open =
-        SessionFrame::Open { target, limit: u64::MAX, epoch: 1, client, opener: None, resume_timeout: None };
+    let open = SessionFrame::open(target, u64::MAX, 1, client);
     PlainEvent::Session(Decoded { id, category, frames: vec![open] })
 }
 

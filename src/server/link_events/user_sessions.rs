@@ -18,8 +18,10 @@ use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
 use crate::server::user_links::{AuthenticatedUser, lacks_grants};
 use crate::session_io::judged::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
+use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Opener, SessionCategory, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::names::{Target, UserDevice};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
 /// seconds.
@@ -124,6 +126,33 @@ async fn revoke(request: &RelayRequest, why: &SessionError, room: &Semaphore, sh
         let key = SessionKey { id: request.id(), category: request.category(), node: node.clone() };
         let opener = Opener::verified(None, &request.from().peer, None);
         path.link.reply(&key, SessionFrame::Revoked { opener, refusal: why.clone() });
+    }
+}
+
+/// Ends the session that a device has at its node without a path, unless she may resume it or that is not known now.
+pub(super) fn judge_parked(
+    link: &Link,
+    key: &SessionKey,
+    (device, target): (UserDevice, Target),
+    shared: &ServerContext,
+) {
+    let policy = shared.user_links.policy().load_full();
+    let store = shared.enrolment.get();
+    let is_current = store.is_none_or(|store| store.is_current() && store.grants.is_current());
+    if lacks_grants(&policy.rights, shared) || !is_current {
+        return;
+    }
+    // By a certificate she may be linked without having joined.
+    let has_left =
+        policy.names.is_empty() && store.is_some_and(|store| !store.known().has_joined(&device.to_string()));
+    let judged = match has_left {
+        true => Err(Denial::Forbidden(format!("the access of user {} was revoked", device.user))),
+        // From any address: she may resume it in another network.
+        false => policy.authorize(Some(device.user.as_str()), None, &key.node, target.port),
+    };
+    if let Err(denial) = judged {
+        let refusal = SessionError::new(ErrorCode::NotAllowed, denial);
+        link.reply(key, SessionFrame::Revoked { opener: Some(Opener::User(device)), refusal });
     }
 }
 

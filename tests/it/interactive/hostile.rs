@@ -30,7 +30,15 @@ async fn an_interactive_link_has_its_role_in_its_hello() {
         let target = SocketAddr::from(([127, 0, 0, 1], target.port())).to_string().parse().unwrap();
         call.send_session(
             SessionId::random(),
-            SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener, resume_timeout: None },
+            SessionFrame::Open {
+                target,
+                limit: 1 << 40,
+                epoch,
+                client,
+                opener,
+                resume_timeout: None,
+                boot: None,
+            },
         )
         .await;
     }

@@ -173,7 +173,7 @@ async fn refused(
 
 fn open_frame(target: &str, opener: Option<Opener>) -> SessionFrame {
     let (target, client) = (target.parse().unwrap(), "root@10.0.0.1:1".into());
-    SessionFrame::Open { target, limit: 1 << 16, epoch: 50, client, opener, resume_timeout: None }
+    SessionFrame::Open { target, limit: 1 << 16, epoch: 50, client, opener, resume_timeout: None, boot: None }
 }
 
 fn resume_frame(target: &str, instance: Option<Instance>, opener: Option<Opener>) -> SessionFrame {
@@ -283,6 +283,7 @@ async fn a_user_who_never_reads_stalls_only_her_own_sessions() {
             client,
             opener: None,
             resume_timeout: None,
+            boot: None,
         };
         message(&NodeName::none(), SessionId::random(), open)
     };

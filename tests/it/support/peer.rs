@@ -27,6 +27,7 @@ pub(crate) fn open_frame(epoch: u64) -> SessionFrame {
         client: "root".into(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     }
 }
 

@@ -105,8 +105,8 @@ impl RelayQueue {
                 self.passed.fetch_add(received, Relaxed);
             }
             SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } => queue.finish(frame)?,
-            // Never relayed: it goes to an acceptor without a path.
-            SessionFrame::Revoked { .. } => {}
+            // Never relayed: they concern an acceptor without a path.
+            SessionFrame::Revoked { .. } | SessionFrame::Parked(_) => {}
             SessionFrame::Reset { .. } | SessionFrame::PathLost { .. } => {
                 queue.credit = None;
                 queue.sealed = true;

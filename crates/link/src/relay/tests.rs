@@ -117,6 +117,7 @@ fn open(epoch: u64) -> SessionFrame {
         client: "c".into(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     }
 }
 

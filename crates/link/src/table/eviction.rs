@@ -8,11 +8,12 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::table::SessionTable;
-use crate::table::session::{LongParked, SharedSession};
+use crate::table::session::{LongParked, SessionOrigin, SharedSession};
 use tunnel_base::policy::source_of;
 use tunnel_net::fair_map::FairMap;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::names::SessionId;
+use tunnel_proto::state::Phase;
 
 /// Sessions by client, each client's longest idle first.
 pub(crate) type ByClient = FairMap<Arc<str>, SessionId, ()>;
@@ -146,6 +147,22 @@ impl SessionTable {
                     &one,
                     "of the sessions that wait for a path for long it keeps most, and their memory is used up",
                 );
+            }
+        }
+    }
+
+    /// Ends the sessions without a path that the same device has opened before the last boot of the same machine: nothing
+    /// there can resume them.
+    pub(super) fn end_earlier_boots(&self, of: &SessionOrigin) {
+        let SessionOrigin::Remote { opener: device, boot: Some(boot), .. } = of else { return };
+        for session in self.all() {
+            if let SessionOrigin::Remote { opener, boot: Some(earlier), .. } = &session.origin
+                && opener == device
+                && earlier >> 64 == boot >> 64
+                && earlier != boot
+                && session.read(|state| state.phase() == Phase::Parked)
+            {
+                session.reset_unread(SessionError::new(ErrorCode::Cancelled, "its device was restarted"));
             }
         }
     }

@@ -19,6 +19,7 @@ use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, 
 use crate::table::SessionTable;
 use crate::table::session::trace::{LoggedState, LoggedTransition};
 use tunnel_base::unix_time::in_words;
+use tunnel_net::os::BOOT;
 use tunnel_proto::frame::{
     ErrorCode, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
@@ -50,7 +51,17 @@ pub(crate) enum SessionOrigin {
     Here { listener: &'static str },
     /// Opened by another process. Each later Open or Resume must have the same opener and target: only the opener may
     /// resume a session, and a server authorizes a Resume by its target.
-    Remote { opener: Option<Opener>, target: Target },
+    Remote { opener: Option<Opener>, target: Target, boot: Option<u128> },
+}
+
+impl SessionOrigin {
+    /// Returns the user's device that has opened it, and the target, unless it was opened here or for another party.
+    pub(super) fn device(&self) -> Option<(&UserDevice, &Target)> {
+        match self {
+            Self::Remote { opener: Some(Opener::User(device)), target, .. } => Some((device, target)),
+            _ => None,
+        }
+    }
 }
 
 /// The part of a [`SharedSession`] that changes, under its lock.
@@ -153,11 +164,11 @@ impl SharedSession {
         match (&self.origin, frame) {
             (SessionOrigin::Remote { .. }, SessionFrame::Resume { .. }) if self.ends_with_link() => false,
             (
-                SessionOrigin::Remote { opener, target },
+                SessionOrigin::Remote { opener, target, .. },
                 SessionFrame::Resume { opener: claimed, place: Some(place), .. },
             ) => opener == claimed && (&self.key.node, target) == (&place.0, &place.1),
             (
-                SessionOrigin::Remote { opener, target },
+                SessionOrigin::Remote { opener, target, .. },
                 SessionFrame::Open { opener: claimed, target: at, .. }
                 | SessionFrame::Resume { opener: claimed, target: at, .. },
             ) => opener == claimed && target == at,
@@ -450,11 +461,14 @@ impl SharedSession {
     ) -> (Option<SessionFrame>, Actions) {
         let (mut frame, actions) = inner.state.poll_frame(link, max);
         let to_server = |link: &Arc<Link>| matches!(link.peer, Remote::Server(_));
+        if let Some(SessionFrame::Open { resume_timeout: Some(_), boot, .. }) = &mut frame {
+            *boot = *BOOT;
+        }
         match &mut frame {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
             Some(SessionFrame::Opened { instance, place, .. }) => {
                 *instance = self.table.upgrade().map(|table| table.instance());
-                if let SessionOrigin::Remote { opener: Some(Opener::User(_)), target } = &self.origin {
+                if let Some((_, target)) = self.origin.device() {
                     *place = Some(Box::new((self.key.node.clone(), target.clone())));
                 }
             }
@@ -574,10 +588,7 @@ impl SharedSession {
         }
         inner.state.send.stall();
         let kept = inner.state.send.memory() + inner.state.recv.memory();
-        let device = match &self.origin {
-            SessionOrigin::Remote { opener: Some(Opener::User(device)), .. } => Some(device.clone()),
-            SessionOrigin::Remote { .. } | SessionOrigin::Here { .. } => None,
-        };
+        let device = self.origin.device().map(|(device, _)| device.clone());
         Some(LongParked { session: self.clone(), device, timeout, lost, kept: kept.max(MIN_PARKED_MEMORY) })
     }
 

@@ -360,7 +360,7 @@ impl<'a> World<'a> {
                 match self.tables[process].on_frame(&link, key, session_frame, now) {
                     Some(FrameEvent::Incoming(offer)) => self.offer(offer),
                     Some(FrameEvent::RelayRequest(request)) => self.relay(process, request),
-                    Some(FrameEvent::Signal(_) | FrameEvent::Revoked(..) | FrameEvent::Ended(..)) | None => {}
+                    Some(_) | None => {}
                 }
                 self.check_session(process, id);
             }

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::link::Link;
 use crate::table::SessionTable;
 use crate::table::session::ExpiryOutcome;
 use tunnel_base::drain::Drain;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
-use tunnel_proto::frame::SessionError;
-use tunnel_proto::state::SessionState;
+use tunnel_proto::frame::{SessionError, SessionFrame};
+use tunnel_proto::state::{Phase, SessionState};
 
 impl SessionTable {
     /// Gives up sessions that have waited longer than the resume timeout for a path or for delivery, and takes memory
@@ -46,6 +47,22 @@ impl SessionTable {
         let wait =
             move |state: &SessionState| Some((state.path_lost_at()?.elapsed(), state.resume_timeout(usual)));
         self.all().into_iter().filter_map(move |session| session.read(wait))
+    }
+
+    /// Names to a server the sessions of users that wait for a path here: it judges whether they may still be resumed.
+    /// Those that have just lost theirs may depend on what that server has not read yet.
+    pub fn report_parked(&self, link: &Link) {
+        let is_parked = |state: &SessionState| {
+            state.phase() == Phase::Parked && state.path_lost_at().is_some_and(|at| at.elapsed() >= READ_TIME)
+        };
+        for session in self.all().iter().filter(|session| session.read(is_parked)) {
+            if let Some((device, target)) = session.origin.device()
+                && link.abilities.resumes
+                && !link.is_answer_queue_full()
+            {
+                link.reply(&session.key, SessionFrame::Parked(Box::new((device.clone(), target.clone()))));
+            }
+        }
     }
 
     /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts. Takes memory
@@ -113,6 +130,8 @@ impl SessionTable {
     }
 }
 
+/// Time after which every server has read a right.
+const READ_TIME: Duration = Duration::from_secs(2);
 /// Interval of the periodic work.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Pause after memory was taken back: windows that cannot grow ask all the time.
@@ -136,12 +155,11 @@ mod tests {
     use tracing::Span;
 
     use super::*;
-    use crate::link::Link;
     use crate::table::SessionLimits;
     use crate::table::handles::Session;
     use tunnel_base::metrics::Metrics;
     use tunnel_net::ChunkStream as _;
-    use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionFrame, SessionKey};
+    use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionKey};
     use tunnel_proto::halves::WindowLimits;
     use tunnel_proto::names::{Instance, NodeName};
     use tunnel_proto::state::LinkId;

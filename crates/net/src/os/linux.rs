@@ -10,9 +10,11 @@ pub(crate) mod networks;
 pub mod sockets;
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 use std::{fs, future, io};
 
+use aws_lc_rs::digest::{SHA256, digest};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::system::sysinfo;
 use rustix::time::{ClockId, clock_gettime};
@@ -58,6 +60,16 @@ pub fn suspended() -> i64 {
 pub fn end_with_parent() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
+
+/// A number of this machine, and one of its boot. They do not reveal the IDs of which they are made.
+pub static BOOT: LazyLock<Option<u128>> = LazyLock::new(|| {
+    let hash = |file| {
+        let id = fs::read_to_string(file).ok()?;
+        let hash = digest(&SHA256, format!("tunnel {id}").as_bytes());
+        Some(u128::from(u64::from_be_bytes(*hash.as_ref().first_chunk()?)))
+    };
+    Some(hash("/etc/machine-id")? << 64 | hash("/proc/sys/kernel/random/boot_id")?)
+});
 
 /// Returns the memory in bytes that this process may use: the smallest of `limit`, the limits of its control groups and
 /// their parents (v1 and v2), and all memory of the machine.

@@ -185,6 +185,9 @@ fn clock() -> i64 {
 /// Does nothing: only the demo needs it.
 pub fn end_with_parent() {}
 
+/// No ID of a boot can be asked for without another program. So a device that was restarted leaves its sessions to time.
+pub static BOOT: LazyLock<Option<u128>> = LazyLock::new(|| None);
+
 /// Returns the memory in bytes that this process may use: `limit`, or that of the smallest Mac with Apple's processor.
 pub fn memory(limit: Option<usize>) -> usize {
     limit.unwrap_or(usize::MAX).min(8 << 30)

@@ -148,10 +148,11 @@ pub(super) fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
     let blank = Control::default();
     let (kind, control) = match frame {
         SessionFrame::Data(bytes) => return ("tcp-forward", String::new(), bytes),
-        SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout } => {
+        SessionFrame::Open { target, limit, epoch, client, opener, resume_timeout, boot } => {
             let opener = text(opener);
             let resume_timeout = resume_timeout.unwrap_or_default().as_secs();
-            let control = Control { limit, epoch, client, opener, resume_timeout, ..blank };
+            let boot = boot.map_or_else(Bytes::new, |boot| Bytes::copy_from_slice(&boot.to_be_bytes()));
+            let control = Control { limit, epoch, client, opener, resume_timeout, boot, ..blank };
             return (OPEN, target.to_string(), pack(&control));
         }
         SessionFrame::Opened { limit, epoch, instance, place, resume_timeout } => {
@@ -177,6 +178,11 @@ pub(super) fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
         SessionFrame::Revoked { opener, refusal } => {
             ("revoked", Control { opener: text(opener), ..why(0, refusal) })
         }
+        SessionFrame::Parked(of) => {
+            let (device, target) = *of;
+            let opener = text(Some(Opener::User(device)));
+            return ("parked", target.to_string(), pack(&Control { opener, ..blank }));
+        }
     };
     (kind, String::new(), pack(&control))
 }
@@ -196,6 +202,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             client: printable(&c.client),
             opener: c.opener.parse().ok(),
             resume_timeout: resume_timeout(&c),
+            boot: c.boot.first_chunk().copied().map(u128::from_be_bytes),
         },
         "connected" => SessionFrame::Opened {
             limit: c.limit,
@@ -221,6 +228,10 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
         "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
         "path-lost" => SessionFrame::PathLost { epoch: c.epoch },
         "revoked" => SessionFrame::Revoked { opener: c.opener.parse().ok(), refusal: refusal() },
+        "parked" => match (c.opener.parse(), message.addr.parse()) {
+            (Ok(Opener::User(device)), Ok(target)) => SessionFrame::Parked(Box::new((device, target))),
+            _ => return Err(FrameError::BadField),
+        },
         _ => return Err(FrameError::UnknownType),
     })
 }
@@ -382,8 +393,8 @@ mod tests {
         };
         let resume_timeout = || prop::option::of((1u64..).prop_map(Duration::from_secs));
         prop_oneof![
-            (any::<u64>(), any::<u64>(), "[ -~]{0,100}", opener(), resume_timeout()).prop_map(
-                |(limit, epoch, client, opener, resume_timeout)| {
+            (any::<u64>(), any::<u64>(), "[ -~]{0,100}", opener(), resume_timeout(), any::<Option<u128>>())
+                .prop_map(|(limit, epoch, client, opener, resume_timeout, boot)| {
                     SessionFrame::Open {
                         target: "[fd00::1]:22".parse().unwrap(),
                         limit,
@@ -391,9 +402,9 @@ mod tests {
                         client,
                         opener,
                         resume_timeout,
+                        boot,
                     }
-                }
-            ),
+                }),
             (any::<u64>(), any::<u64>(), instance(), place(), resume_timeout()).prop_map(
                 |(limit, epoch, instance, place, resume_timeout)| {
                     SessionFrame::Opened { limit, epoch, instance, place, resume_timeout }
@@ -421,6 +432,10 @@ mod tests {
                 .prop_map(|(received, limit, epoch)| SessionFrame::Resumed { received, limit, epoch }),
             any::<u64>().prop_map(|epoch| SessionFrame::PathLost { epoch }),
             (opener(), refusal()).prop_map(|(opener, refusal)| SessionFrame::Revoked { opener, refusal }),
+            "[a-z]{1,9}/[a-z]{1,9}".prop_map(|device| {
+                let target = "[fd00::1]:22".parse().unwrap();
+                SessionFrame::Parked(Box::new((device.parse().unwrap(), target)))
+            }),
         ]
     }
 
@@ -458,6 +473,7 @@ mod tests {
             client: "c".into(),
             opener: None,
             resume_timeout: None,
+            boot: None,
         };
         let (edge, cloud) = (Remote::Edge("b".parse().unwrap()), Remote::Server("b".parse().unwrap()));
         let finish = frame(SessionFrame::Fin { total: 1 });
@@ -482,6 +498,7 @@ mod tests {
             client: client_text,
             opener: None,
             resume_timeout: None,
+            boot: None,
         };
         for sound in [
             frame(&none, FrameKind::Ping(Some(7))),

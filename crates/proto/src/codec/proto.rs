@@ -65,6 +65,9 @@ pub struct Control {
     /// and the acceptor bound it, and a server removes it from other Opens. 0: as configured for all sessions.
     #[prost(uint64, tag = "18")]
     pub resume_timeout: u64,
+    /// Open of a user's program: 8 bytes that name her machine, and 8 that name its boot, or nothing.
+    #[prost(bytes = "bytes", tag = "19")]
+    pub boot: ::prost::bytes::Bytes,
 }
 /// A page of the nodes that are linked to the sender, in the order of their names.
 #[derive(Clone, PartialEq, ::prost::Message)]

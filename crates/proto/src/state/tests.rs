@@ -112,6 +112,7 @@ fn open(epoch: u64) -> SessionFrame {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     }
 }
 

@@ -75,6 +75,7 @@ fn a_tcp_session_has_category_ssh_on_the_wire() {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     let body = FrameKind::Session(id(), SessionCategory::Tcp, open);
     assert!(plain.send_frame(Frame { node: plain.node.clone(), body }, Instant::now()).is_none());
@@ -95,6 +96,7 @@ fn opened(plain: &mut SuperEdgeTranslator) -> String {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     let message = send_frame(plain, open).0.unwrap();
     assert_eq!((message.r#type.as_str(), message.addr.as_str()), ("connecting", "127.0.0.1:22"));
@@ -204,6 +206,7 @@ async fn a_failed_dial_is_refused_with_its_reason() {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     let topic = send_frame(&mut plain, open).0.unwrap().topic;
     let text = "dial tcp 10.0.0.9:22: connect: connection refused";

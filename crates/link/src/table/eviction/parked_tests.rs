@@ -49,6 +49,16 @@ impl Process {
 
     /// Opens a session whose Open names this opener and asks for this time. Returns it with what was granted.
     fn open(&self, opener: Option<&str>, asked: Option<Duration>) -> (Session, Option<Duration>) {
+        self.open_after(None, opener, asked)
+    }
+
+    /// The same after this boot of the opener's machine.
+    fn open_after(
+        &self,
+        boot: Option<u128>,
+        opener: Option<&str>,
+        asked: Option<Duration>,
+    ) -> (Session, Option<Duration>) {
         let user = opener.and_then(|opener| opener.strip_prefix("client/")).unwrap_or("me");
         let open = SessionFrame::Open {
             target: "node1:22".parse().unwrap(),
@@ -57,6 +67,7 @@ impl Process {
             client: format!("{user}@10.0.0.1:4711"),
             opener: opener.map(|opener| opener.parse().unwrap()),
             resume_timeout: asked,
+            boot,
         };
         let event = self.table.on_frame(&self.link, key(SessionId::random()), open, Instant::now());
         let Some(FrameEvent::Incoming(offer)) = event else { panic!("{event:?}") };
@@ -157,6 +168,7 @@ fn a_server_bounds_what_a_user_asks_and_lets_no_other_ask() {
             client: "me".into(),
             opener: opener.map(|opener| opener.parse().unwrap()),
             resume_timeout: Some(MAX * 2),
+            boot: None,
         };
         let [passed, accepted] = [0; 2].map(|_| {
             let event = server.table.on_frame(&server.link, key(SessionId::random()), open(), Instant::now());
@@ -295,4 +307,54 @@ async fn a_refused_resume_ends_the_openers_session_and_only_one_that_waits() {
     assert_eq!(login.ended(), None, "of another opener");
     revoke(&edge, login.id(), "alice/laptop");
     assert_eq!((why(&login).as_str(), other.ended()), ("no rule lets her", None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_device_ends_its_earlier_sessions_without_a_path_and_no_others() {
+    let mut edge = Process::edge();
+    let on = |edge: &Process, device: &str, machine: u128, boot: u128| {
+        edge.open_after(Some(machine << 64 | boot), Some(&format!("client/{device}")), Some(MAX)).0
+    };
+    let earlier = on(&edge, "alice/laptop", 1, 1);
+    let others = [
+        on(&edge, "alice/laptop", 2, 1),
+        on(&edge, "alice/phone", 1, 1),
+        on(&edge, "alice/laptop", 1, 2),
+        edge.login("alice/laptop"),
+    ];
+    edge.lose_link();
+    let running = on(&edge, "alice/laptop", 1, 2);
+    assert_eq!(why(&earlier), "its device was restarted");
+    let _later = on(&edge, "alice/laptop", 1, 3);
+    assert_eq!((others[2].ended().is_some(), running.ended()), (true, None), "one that runs may do so");
+    assert!([&others[0], &others[1], &others[3]].iter().all(|other| other.ended().is_none()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edge_names_the_sessions_of_users_that_have_no_path_for_a_while() {
+    let mut edge = Process::edge();
+    let login = edge.login("alice/laptop");
+    let _client = edge.open(Some("server/0000000000000000000000000000000a"), None);
+    edge.lose_link();
+    let running = edge.login("alice/laptop");
+    let reported = |edge: &Process| {
+        edge.table.report_parked(&edge.link);
+        frames_on(&edge.link)
+    };
+    assert_eq!(reported(&edge), [], "it may have been opened by a right that its server has not read yet");
+    edge.wait(Duration::from_secs(2)).await;
+    let of = ("alice/laptop".parse().unwrap(), "node1:22".parse().unwrap());
+    assert_eq!(reported(&edge), [SessionFrame::Parked(Box::new(of.clone()))]);
+    assert_eq!((login.ended(), running.ended()), (None, None));
+    // Only edges have such sessions.
+    for (peer, expected) in [
+        (Remote::Edge("node1".parse().unwrap()), true),
+        (Remote::User("alice/laptop".parse().unwrap()), false),
+        (Remote::Peer, false),
+    ] {
+        let server = Process::new(peer.clone());
+        let frame = SessionFrame::Parked(Box::new(of.clone()));
+        let event = server.table.on_frame(&server.link, key(login.id()), frame, Instant::now());
+        assert_eq!(matches!(event, Some(FrameEvent::Parked(..))), expected, "{peer:?}");
+    }
 }

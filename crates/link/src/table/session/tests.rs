@@ -108,6 +108,7 @@ fn one_session_requested_on_two_links_at_once_is_one_session() {
         client: "me".into(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     let (first, second) = (link(1), link(2));
     let offer = table.on_open(&first, key(id), open(1));
@@ -393,6 +394,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     let mut cx = Context::from_waker(Waker::noop());
     let mut sessions = Vec::new();

@@ -65,6 +65,7 @@ fn open(target: &str) -> SessionFrame {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     }
 }
 

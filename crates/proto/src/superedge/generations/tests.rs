@@ -25,6 +25,7 @@ fn open(id: u128) -> Frame {
         client: String::new(),
         opener: None,
         resume_timeout: None,
+        boot: None,
     };
     frame(id, SessionCategory::Ssh, open)
 }
