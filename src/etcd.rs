@@ -88,10 +88,10 @@ impl EtcdClient {
     }
 
     /// Calls the members in turn until one succeeds: each once, and once more after an expired login or lease.
-    pub(crate) async fn call<T, F>(&mut self, call: impl Fn(EtcdConnection) -> F) -> Result<T, EtcdError>
-    where
-        F: Future<Output = Result<T, EtcdError>>,
-    {
+    pub(crate) async fn call<T, F: Future<Output = Result<T, EtcdError>>>(
+        &mut self,
+        call: impl Fn(EtcdConnection) -> F,
+    ) -> Result<T, EtcdError> {
         let mut failed = FailedCalls::default();
         loop {
             let done = match self.connected().await {

@@ -141,28 +141,22 @@ pub(crate) struct BoundPort {
 
 impl BoundPort {
     /// Returns a listener on a TCP port, served by `protocol`.
-    pub(crate) fn tcp<P>(
+    pub(crate) fn tcp<P: ListenerProtocol<TcpStream>>(
         category: SessionCategory,
         listener: TcpListenSocket,
         protocol: impl FnOnce(&ListenerDeps) -> P + Send + 'static,
-    ) -> Self
-    where
-        P: ListenerProtocol<TcpStream>,
-    {
+    ) -> Self {
         let at = listener.at();
         Self { at: Some(at), ..Self::new(category, listener, protocol) }
     }
 
     /// Returns a listener on a TCP port, with TLS if that is given, served by `protocol`.
-    pub(crate) fn tcp_or_tls<P>(
+    pub(crate) fn tcp_or_tls<P: ListenerProtocol<TcpStream> + ListenerProtocol<TlsSocket>>(
         category: SessionCategory,
         listener: TcpListenSocket,
         tls: Option<ReloadedValue<ServerTls>>,
         protocol: P,
-    ) -> Self
-    where
-        P: ListenerProtocol<TcpStream> + ListenerProtocol<TlsSocket>,
-    {
+    ) -> Self {
         let Some(tls) = tls else { return Self::tcp(category, listener, |_| protocol) };
         let served = tls.clone();
         let port = Self::tcp(category, listener, move |deps| {

@@ -199,16 +199,13 @@ impl TargetDialer {
     }
 
     /// Returns the addresses to try, in order. All of them are allowed.
-    async fn addresses<L>(
+    async fn addresses<L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, DnsLookupError>>(
         &self,
         target: &Target,
         here: &InterfaceSnapshot,
         lookup: L,
         deadline: Instant,
-    ) -> Result<Vec<SocketAddr>, TargetDialError>
-    where
-        L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, DnsLookupError>,
-    {
+    ) -> Result<Vec<SocketAddr>, TargetDialError> {
         let targets = self.targets.load_full();
         let at_node = self.node().is_some();
         // Does not query the cloud's DNS for an edge that may not dial the result.

@@ -60,10 +60,12 @@ impl TargetTls {
         }
     }
 
-    async fn tls_handshake<S>(&self, near: bool, host: &Host, stream: S) -> Result<TlsStream<S>, String>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    async fn tls_handshake<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        near: bool,
+        host: &Host,
+        stream: S,
+    ) -> Result<TlsStream<S>, String> {
         let config = match &self.others {
             _ if near => self.loopback.load(),
             Some(others) => others.load(),

@@ -19,10 +19,10 @@ pub struct ConfigPlanner(Arc<OnceLock<Box<PlanFn>>>);
 
 impl ConfigPlanner {
     /// Sets how plans are made.
-    pub fn set<F>(&self, plan: impl Fn(String) -> F + Send + Sync + 'static)
-    where
-        F: Future<Output = Result<String, String>> + Send + 'static,
-    {
+    pub fn set<F: Future<Output = Result<String, String>> + Send + 'static>(
+        &self,
+        plan: impl Fn(String) -> F + Send + Sync + 'static,
+    ) {
         // A process follows one config.
         let _ = self.0.set(Box::new(move |text| plan(text).boxed()));
     }

@@ -3,17 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
 
 use crate::config::config_watch::ConfigFile;
 use crate::config::plan::ConfigPlan;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
-use crate::startup::daemon::DaemonConfig;
+use crate::startup::StartupErrorCollector;
+use crate::startup::daemon::{DaemonConfig, Serving};
 use crate::startup::signals::Signals;
 use crate::startup::systemd::wait_stop;
-use crate::startup::{StartupErrorCollector, StartupErrors};
-use tunnel_base::drain::Drained;
 use tunnel_base::logging::LogLevelHandle;
 
 impl DaemonConfig for EdgeConfig {
@@ -42,12 +40,7 @@ impl DaemonConfig for EdgeConfig {
         self.is_last_good = true;
     }
 
-    fn serve(
-        self: Box<Self>,
-        file: ConfigFile,
-        level: LogLevelHandle,
-        mut signals: Signals,
-    ) -> BoxFuture<'static, Result<Drained, StartupErrors>> {
+    fn serve(self: Box<Self>, file: ConfigFile, level: LogLevelHandle, mut signals: Signals) -> Serving {
         let serving = async move {
             let edge = Edge::start(*self, Some(level))?;
             edge.watch_config(file);

@@ -17,17 +17,14 @@ pub trait TextStore: fmt::Debug + Send {
     /// # Errors
     ///
     /// Fails if the store does not respond or denies access.
-    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>>;
+    fn read(&mut self) -> StoreFuture<'_, VersionedText>;
 
     /// Reads the text unless it is as it was `seen` last. By default reads it, and compares.
     ///
     /// # Errors
     ///
     /// Like [`Self::read`].
-    fn read_since<'a>(
-        &'a mut self,
-        seen: &'a VersionedText,
-    ) -> BoxFuture<'a, Result<Option<VersionedText>, SharedStateError>> {
+    fn read_since<'a>(&'a mut self, seen: &'a VersionedText) -> StoreFuture<'a, Option<VersionedText>> {
         Box::pin(async move { Ok(Some(self.read().await?).filter(|read| read != seen)) })
     }
 
@@ -37,12 +34,11 @@ pub trait TextStore: fmt::Debug + Send {
     /// # Errors
     ///
     /// Like [`Self::read`]; after an error the text may or may not be written.
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a VersionedText,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>>;
+    fn write<'a>(&'a mut self, seen: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool>;
 }
+
+/// The result of a store's operation, once it is done.
+pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, SharedStateError>>;
 
 /// Error reading or writing a shared text. Only its text is used.
 pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
@@ -71,7 +67,7 @@ impl FileTextStore {
 }
 
 impl TextStore for FileTextStore {
-    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+    fn read(&mut self) -> StoreFuture<'_, VersionedText> {
         let file = self.0.clone();
         Box::pin(async move {
             let text = shared_file::in_background(move || shared_file::content(&file)).await?;
@@ -80,11 +76,7 @@ impl TextStore for FileTextStore {
         })
     }
 
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a VersionedText,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+    fn write<'a>(&'a mut self, seen: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool> {
         let file = self.0.clone();
         let seen = seen.clone();
         Box::pin(async {
@@ -120,7 +112,7 @@ impl EtcdTextStore {
 }
 
 impl TextStore for EtcdTextStore {
-    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+    fn read(&mut self) -> StoreFuture<'_, VersionedText> {
         Box::pin(async move {
             let key = &self.key;
             let get = |member: EtcdConnection| async move { member.get(key.clone()).await };
@@ -131,11 +123,7 @@ impl TextStore for EtcdTextStore {
         })
     }
 
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a VersionedText,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+    fn write<'a>(&'a mut self, seen: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool> {
         Box::pin(async move {
             let last_changed = seen.version.parse().unwrap_or(0);
             let key = &self.key;

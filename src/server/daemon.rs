@@ -3,17 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
 
 use crate::config::config_watch::ConfigFile;
 use crate::config::plan::ConfigPlan;
 use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
-use crate::startup::daemon::DaemonConfig;
+use crate::startup::StartupErrorCollector;
+use crate::startup::daemon::{DaemonConfig, Serving};
 use crate::startup::signals::Signals;
 use crate::startup::systemd::wait_stop;
-use crate::startup::{StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drained;
 use tunnel_base::logging::LogLevelHandle;
 
@@ -45,12 +44,7 @@ impl DaemonConfig for ServerConfig {
         self.admin.listen.as_deref()
     }
 
-    fn serve(
-        self: Box<Self>,
-        file: ConfigFile,
-        level: LogLevelHandle,
-        mut signals: Signals,
-    ) -> BoxFuture<'static, Result<Drained, StartupErrors>> {
+    fn serve(self: Box<Self>, file: ConfigFile, level: LogLevelHandle, mut signals: Signals) -> Serving {
         let serving = async move {
             // The cluster's signers may take any time, and a signal must end the wait.
             tokio::select! {

@@ -34,13 +34,11 @@ pub trait DaemonConfig: Any + fmt::Debug + Send + Sync {
     fn set_last_good(&mut self) {}
 
     /// Starts, and serves until a signal. Then it waits for sessions until the drain timeout, or the next signal.
-    fn serve(
-        self: Box<Self>,
-        file: ConfigFile,
-        level: LogLevelHandle,
-        signals: Signals,
-    ) -> BoxFuture<'static, Result<Drained, StartupErrors>>;
+    fn serve(self: Box<Self>, file: ConfigFile, level: LogLevelHandle, signals: Signals) -> Serving;
 }
+
+/// What a server or an edge does until it stops.
+pub type Serving = BoxFuture<'static, Result<Drained, StartupErrors>>;
 
 impl dyn DaemonConfig {
     /// Returns the config of a role.

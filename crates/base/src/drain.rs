@@ -61,10 +61,7 @@ impl Drain {
     }
 
     /// Spawns a task that [`Self::finish`] waits for. The task is dropped at its current await point if it is aborted.
-    pub fn spawn<F>(&self, span: Span, task: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    pub fn spawn<F: Future<Output = ()> + Send + 'static>(&self, span: Span, task: F) {
         let done = self.enter();
         let id = done.id;
         // An async block around the task would hold it twice, and each of thousands of links has three tasks.

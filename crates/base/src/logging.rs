@@ -184,10 +184,7 @@ fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGua
 type Output = Box<dyn Layer<FilteredSubscriber> + Send + Sync>;
 type FilteredSubscriber = Layered<LibraryLogLimit, Layered<reload::Layer<Targets, Registry>, Registry>>;
 
-fn output<W>(to: W, json: bool) -> Output
-where
-    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
-{
+fn output<W: for<'w> MakeWriter<'w> + Send + Sync + 'static>(to: W, json: bool) -> Output {
     let layer = lines::layer().with_writer(to).with_ansi(false);
     if json {
         layer.fmt_fields(JsonFields::new()).event_format(EscapingFormat { form: FlatJson, json }).boxed()

@@ -136,10 +136,10 @@ fn open_socket(
 }
 
 /// Accepts until it succeeds: skips errors of a single connection, and retries when the system lacks resources.
-pub(crate) async fn accept_next<T, F>(at: impl fmt::Display, accept: impl Fn() -> F) -> T
-where
-    F: Future<Output = io::Result<T>>,
-{
+pub(crate) async fn accept_next<T, F: Future<Output = io::Result<T>>>(
+    at: impl fmt::Display,
+    accept: impl Fn() -> F,
+) -> T {
     let mut failing = false;
     loop {
         match accept().await {

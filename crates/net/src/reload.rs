@@ -34,10 +34,10 @@ pub struct ReloadError(String);
 impl<T: Send + Sync + 'static> ReloadedValue<T> {
     /// Reads the files now and parses their contents, which are passed in the same order. Blocks on the disk: for
     /// startup only.
-    pub fn new<F>(paths: Vec<PathBuf>, parse: F) -> Result<Self, ReloadError>
-    where
-        F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
-    {
+    pub fn new<F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static>(
+        paths: Vec<PathBuf>,
+        parse: F,
+    ) -> Result<Self, ReloadError> {
         let read = |path: &PathBuf| files::read(path).map_err(|cause| unreadable(path, &cause));
         let contents = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let value = parse(&contents).map_err(ReloadError)?;
@@ -46,10 +46,12 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
 
     /// Creates a value that was read before. Contents that are not those of the files take part in no comparison: the
     /// files are then read as if they had changed.
-    pub fn known<F>(value: T, paths: Vec<PathBuf>, contents: &[Vec<u8>], parse: F) -> Self
-    where
-        F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
-    {
+    pub fn known<F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static>(
+        value: T,
+        paths: Vec<PathBuf>,
+        contents: &[Vec<u8>],
+        parse: F,
+    ) -> Self {
         Self(Arc::new(Shared {
             value: ArcSwap::from_pointee(value),
             first: fingerprint(contents),
@@ -60,10 +62,10 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
     }
 
     /// Like [`Self::new`], but for a value of one file.
-    pub fn file<F>(path: impl Into<PathBuf>, parse: F) -> Result<Self, ReloadError>
-    where
-        F: Fn(&[u8]) -> Result<T, String> + Send + Sync + 'static,
-    {
+    pub fn file<F: Fn(&[u8]) -> Result<T, String> + Send + Sync + 'static>(
+        path: impl Into<PathBuf>,
+        parse: F,
+    ) -> Result<Self, ReloadError> {
         Self::new(vec![path.into()], move |contents| parse(contents.first().map_or(&[], Vec::as_slice)))
     }
 

@@ -141,16 +141,13 @@ pub enum CallRejection {
 }
 
 /// Serves one encrypted connection until it ends, and sends its calls to `arrivals`.
-pub fn serve<IO>(
+pub fn serve<IO: Connection + 'static>(
     io: IO,
     from: SocketAddr,
     arrivals: mpsc::Sender<IncomingCall>,
     link_context: LinkContext,
     waiting: PendingConnection,
-) -> impl Future<Output = ()> + Send
-where
-    IO: Connection + 'static,
-{
+) -> impl Future<Output = ()> + Send {
     let connection = CancellationToken::new();
     let accepted = CancellationToken::new();
     let ahead = ReadAheadBound::unproven();

@@ -131,16 +131,13 @@ impl LinkDialError {
 
 /// Turns an edge's or a user's encrypted connection to a server into a link; `metadata` is the metadata that
 /// [`EdgeHello`] creates.
-pub async fn dial<IO>(
+pub async fn dial<IO: Connection + 'static>(
     io: IO,
     authority: &str,
     node: &NodeName,
     metadata: HeaderMap,
     link_context: &LinkContext,
-) -> Result<LinkReader, LinkDialError>
-where
-    IO: Connection + 'static,
-{
+) -> Result<LinkReader, LinkDialError> {
     let answered = call(io, authority, metadata, node, link_context).await?;
     answered.refusal()?;
     check(answered.instance).map_err(LinkDialError::NoPlain)?;
@@ -149,15 +146,12 @@ where
 
 /// Turns an encrypted connection to a peer into a link; `is_backup` makes it the backup of an older link. The
 /// connection has presented our certificate.
-pub async fn dial_peer<IO>(
+pub async fn dial_peer<IO: Connection + 'static>(
     io: IO,
     authority: &str,
     is_backup: bool,
     link_context: &LinkContext,
-) -> Result<LinkReader, LinkDialError>
-where
-    IO: Connection + 'static,
-{
+) -> Result<LinkReader, LinkDialError> {
     let own = link_context.table.instance();
     let mut metadata = LinkCaller::peer_request(own);
     if is_backup {
@@ -215,16 +209,13 @@ impl LinkCallResponse {
 }
 
 /// Makes the call and sends a heartbeat, which a plain server echoes as its response.
-async fn call<IO>(
+async fn call<IO: Connection + 'static>(
     io: IO,
     authority: &str,
     mut metadata: HeaderMap,
     node: &NodeName,
     link_context: &LinkContext,
-) -> Result<LinkCallResponse, LinkDialError>
-where
-    IO: Connection + 'static,
-{
+) -> Result<LinkCallResponse, LinkDialError> {
     let ahead = ReadAheadBound::default();
     let tcp_info = io.tcp().and_then(TcpInfoReader::of);
     pad(&mut metadata, padding(tcp_info.as_ref()));

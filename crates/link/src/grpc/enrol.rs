@@ -88,14 +88,11 @@ impl EnrolRequest {
 }
 
 /// Serves an enrolment request; `hand_on` passes it to its handler and returns false if there is none.
-pub(crate) async fn answer<F>(
+pub(crate) async fn answer<F: Fn(EnrolRequest) -> bool + Send + Sync>(
     request: Request<Incoming>,
     from: SocketAddr,
     hand_on: F,
-) -> HttpResponse<CallBody>
-where
-    F: Fn(EnrolRequest) -> bool + Send + Sync,
-{
+) -> HttpResponse<CallBody> {
     let response = match request.uri().path() {
         GET_CA => {
             let get_ca =
@@ -114,10 +111,7 @@ where
     response.map(CallBody::Full)
 }
 
-fn unary_server<R>() -> tonic::server::Grpc<ProstCodec<CaReply, R>>
-where
-    R: prost::Message + Default + 'static,
-{
+fn unary_server<R: prost::Message + Default + 'static>() -> tonic::server::Grpc<ProstCodec<CaReply, R>> {
     tonic::server::Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_REQUEST_BYTES)
 }
 
@@ -147,14 +141,11 @@ async fn ask(
 /// # Errors
 ///
 /// Fails if the server does not answer or rejects the request.
-pub async fn call_enrol<IO>(
+pub async fn call_enrol<IO: Connection + 'static>(
     io: IO,
     authority: &str,
     wish: EnrolOperation,
-) -> Result<(String, Vec<String>), EnrolCallError>
-where
-    IO: Connection + 'static,
-{
+) -> Result<(String, Vec<String>), EnrolCallError> {
     let channel = channel(io, authority).await?;
     let answer = match wish {
         EnrolOperation::Ca => unary(channel, GET_CA, GetCaRequest {}).await,
@@ -173,10 +164,11 @@ where
 }
 
 /// Calls a method and returns its reply.
-async fn unary<R>(channel: Channel, path: &'static str, request: R) -> Result<CaReply, Status>
-where
-    R: prost::Message + 'static,
-{
+async fn unary<R: prost::Message + 'static>(
+    channel: Channel,
+    path: &'static str,
+    request: R,
+) -> Result<CaReply, Status> {
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
     client.ready().await.map_err(|why| Status::unknown(format!("Service was not ready: {why}")))?;
     let path = PathAndQuery::from_static(path);
@@ -184,10 +176,7 @@ where
     Ok(client.unary(tonic::Request::new(request), path, codec).await?.into_inner())
 }
 
-async fn channel<IO>(io: IO, authority: &str) -> Result<Channel, EnrolCallError>
-where
-    IO: Connection + 'static,
-{
+async fn channel<IO: Connection + 'static>(io: IO, authority: &str) -> Result<Channel, EnrolCallError> {
     let broken = |cause: &dyn std::error::Error| EnrolCallError::Unanswered(cause.to_string());
     // "http" because the connection is already encrypted.
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|cause| broken(&cause))?;

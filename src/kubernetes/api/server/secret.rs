@@ -1,9 +1,7 @@
 //! Invitations and grants in a Secret.
 
-use futures_util::future::BoxFuture;
-
 use crate::config::cluster::ClusterSettings;
-use crate::enrolment::shared_text::{SharedStateError, TextStore, VersionedText};
+use crate::enrolment::shared_text::{StoreFuture, TextStore, VersionedText};
 use crate::kubernetes::api::server::access;
 use tunnel_kube::secret::SecretEntry;
 
@@ -13,7 +11,7 @@ pub(crate) fn shared(cluster: &ClusterSettings, name: String, key: &'static str)
 }
 
 impl TextStore for SecretEntry {
-    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
+    fn read(&mut self) -> StoreFuture<'_, VersionedText> {
         Box::pin(async {
             let (text, version) = Self::read(self).await?;
             Ok(VersionedText { text, version, is_missing: false })
@@ -21,10 +19,7 @@ impl TextStore for SecretEntry {
     }
 
     /// Asks for the version first: the text may be long, and is read every second.
-    fn read_since<'a>(
-        &'a mut self,
-        seen: &'a VersionedText,
-    ) -> BoxFuture<'a, Result<Option<VersionedText>, SharedStateError>> {
+    fn read_since<'a>(&'a mut self, seen: &'a VersionedText) -> StoreFuture<'a, Option<VersionedText>> {
         Box::pin(async move {
             if !seen.version.is_empty() && self.version().await? == seen.version {
                 return Ok(None);
@@ -33,11 +28,7 @@ impl TextStore for SecretEntry {
         })
     }
 
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a VersionedText,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+    fn write<'a>(&'a mut self, seen: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool> {
         Box::pin(async { Ok(Self::write(self, &seen.version, text).await?) })
     }
 }
