@@ -145,8 +145,7 @@ impl JudgedSessions {
 
     /// Ends the selected sessions for this reason. Returns them.
     pub fn end(&self, why: &str, is_selected: impl Fn(&SessionSubject) -> bool) -> Vec<SessionSubject> {
-        self.forget_parked();
-        let selected = self.all().filter(|one| is_selected(&one.subject));
+        let selected = self.lasting().filter(|one| is_selected(&one.subject));
         let ended = selected.filter(|one| one.revoked.set(why.to_owned()).is_ok());
         ended.inspect(|one| one.owner.wake()).map(|one| one.subject.clone()).collect()
     }
@@ -166,7 +165,8 @@ impl JudgedSessions {
     /// Links have no node, and are no sessions.
     pub fn ended_by(&self, change: &RightsChange) -> BTreeMap<String, usize> {
         let mut ended = BTreeMap::new();
-        for one in self.all().filter(|one| one.subject.node.is_some() && (one.judge)(change).is_err()) {
+        let sessions = self.lasting().filter(|one| one.subject.node.is_some());
+        for one in sessions.filter(|one| (one.judge)(change).is_err()) {
             *ended.entry(one.subject.user.as_deref().unwrap_or_default().to_owned()).or_default() += 1;
         }
         ended
@@ -209,8 +209,7 @@ impl JudgedSessions {
 
     /// Returns the sessions that this process only relays, the longest first.
     pub fn relayed(&self) -> Vec<SessionSubject> {
-        self.forget_parked();
-        let relayed = self.all().filter(|one| one.subject.relayed.is_some() && one.revoked.get().is_none());
+        let relayed = self.lasting().filter(|one| one.subject.relayed.is_some());
         relayed.map(|one| one.subject.clone()).collect()
     }
 
@@ -290,8 +289,11 @@ impl JudgedSessions {
         })
     }
 
-    fn all(&self) -> impl Iterator<Item = Arc<Inner>> {
-        self.batches().flatten().filter_map(|one| one.upgrade())
+    /// Returns the sessions that have not ended, as far as this process knows.
+    fn lasting(&self) -> impl Iterator<Item = Arc<Inner>> {
+        self.forget_parked();
+        let all = self.batches().flatten().filter_map(|one| one.upgrade());
+        all.filter(|one| one.revoked.get().is_none())
     }
 
     /// Makes sure that sessions are judged after this second. Returns the earlier value of `due`.

@@ -11,6 +11,7 @@ use tokio::time::{Instant, advance};
 use tracing::Span;
 
 use crate::session_io::judged::{JudgedSessions, SessionSubject, UNTIL_CHANGED};
+use crate::session_io::rights::RightsChange;
 use tunnel_base::drain::Drain;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::IncomingSession;
@@ -294,6 +295,33 @@ async fn a_direct_connections_reset_is_attributed_to_its_side_and_passed_on() {
         drop(sees);
         assert_eq!(ended(&metrics, word).await, 1, "{word}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_ends_no_session_that_was_ended_or_has_resumed_elsewhere() {
+    let judged = JudgedSessions::default();
+    let subject = |n| SessionSubject {
+        id: Some(SessionId::from_bits(n)),
+        node: Some("node1".parse().unwrap()),
+        user: Some("alice".into()),
+        relayed: None,
+    };
+    let judge = |change: &RightsChange| match change.is_empty() {
+        true => Ok(UNTIL_CHANGED),
+        false => Err("revoked".to_owned()),
+    };
+    let mut change = RightsChange::default();
+    change.replace(&Arc::default(), 1);
+    let ended = || judged.ended_by(&change).get("alice").copied();
+    let _open = judged.add(subject(1), judge).unwrap();
+    for n in [2, 3] {
+        judged.park(judged.add(subject(n), judge).unwrap(), Instant::now() + Duration::from_secs(60));
+    }
+    assert_eq!(ended(), Some(3));
+    judged.end("the grant was revoked", |one| one.id == subject(2).id);
+    assert_eq!(ended(), Some(2));
+    advance(Duration::from_secs(61)).await;
+    assert_eq!(ended(), Some(1));
 }
 
 #[tokio::test(start_paused = true)]
