@@ -13,8 +13,8 @@ pub struct NodesResponse {
     pub servers: Vec<ListedServer>,
     /// The nodes, sorted by name. A node with links to several servers is listed once, with its newest link.
     pub nodes: Vec<NodeStatus>,
-    /// The nodes that this server has lost within a day, and joined nodes that were not linked here since its start,
-    /// within its first day; without nodes that a server has. The latest first.
+    /// The nodes that this server or a peer has lost within a day, and joined nodes that no server has had since its
+    /// start, within its first day; without nodes that a server has. The latest first.
     #[serde(default)]
     pub down: Vec<DisconnectedStatus>,
 }

@@ -29,8 +29,8 @@ pub struct NodesArgs {
     /// Output format.
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: NodesFormat,
-    /// List the nodes that this server has lost within a day and that no server has, the latest first, with the
-    /// reason.
+    /// List the nodes that this server or a peer has lost within a day and that no server has, the latest first,
+    /// with the reason.
     #[arg(long)]
     pub down: bool,
     /// List only the nodes with edges of this version.

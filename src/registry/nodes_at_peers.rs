@@ -88,13 +88,15 @@ impl NodesAtPeers {
 
     /// Returns when and why the node was last at a peer; `None` if that is unknown, or it is still there.
     pub(crate) fn last_loss(&self, node: &NodeName) -> Option<NodeLinkError> {
-        let nodes = self.nodes.lock();
-        let at = nodes.get(node)?;
-        let (at, why) = match at.doubted {
-            Some(at) => (at, "its link to another server ended"),
-            None => (at.link_ended?, "its server was lost"),
-        };
+        let (at, why) = self.nodes.lock().get(node)?.loss()?;
         Some(NodeLinkError { at, why: why.into() })
+    }
+
+    /// Returns the nodes that were last at a peer, and are no longer there since less than that time.
+    fn lost(&self, within: Duration) -> Vec<NodeName> {
+        let nodes = self.nodes.lock();
+        let lost = nodes.iter().filter(|(_, at)| at.loss().is_some_and(|(at, _)| at.elapsed() < within));
+        lost.map(|(node, _)| node.clone()).collect()
     }
 
     /// Removes everything known about the node.
@@ -118,6 +120,16 @@ impl NodesAtPeers {
     pub(crate) fn recent_failure(&self, node: &NodeName) -> Option<NodeNotFound> {
         let failures = self.failures.lock();
         failures.get(node).filter(|(at, _)| at.elapsed() < FAILURE_TTL).map(|(_, missing)| missing.clone())
+    }
+}
+
+impl NodeAtPeer {
+    /// Returns since when and why the node is probably no longer there.
+    fn loss(&self) -> Option<(Instant, &'static str)> {
+        match self.doubted {
+            Some(at) => Some((at, "its link to another server ended")),
+            None => Some((self.link_ended?, "its server was lost")),
+        }
     }
 }
 
@@ -180,6 +192,11 @@ impl Finder {
             lost.why = WhyUnlinked::Lost;
         }
         lost
+    }
+
+    /// Returns the nodes that peers have lost within that time.
+    pub fn lost_at_peers(&self, within: Duration) -> Vec<NodeName> {
+        self.others.as_ref().map(|others| others.nodes.lost(within)).unwrap_or_default()
     }
 
     /// Handles a Found of a peer: an answer, or an announcement that a node is there, or no longer there.
@@ -390,7 +407,7 @@ mod announcement_tests {
         peers.add_incoming(&server, false);
         finder.handle_found(&server, node, Found { here: true, ..Found::not_here(0) });
         registry.ended(&edge, "end of stream");
-        let lost = |registry: &Registry| finder.last_loss(registry.lost(Duration::MAX).pop().unwrap());
+        let lost = |registry: &Registry| finder.last_loss(registry.lost().pop().unwrap());
         let moved = lost(&registry);
         assert_eq!(&*moved.error.unwrap().why, "end of stream");
         tokio::time::advance(Duration::from_secs(400)).await;

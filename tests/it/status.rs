@@ -276,7 +276,14 @@ async fn nodes_at_peers_have_their_figures_and_lost_ones_are_down() {
     };
     assert_eventually("the peer announces it", announced).await;
     assert_eq!(nodes(NodesFormat::Name, true).await, "");
-    drop((client, far));
+
+    // It was never linked here: its server has said that it is lost.
+    drop(client);
+    far.shutdown(std::future::ready(())).await;
+    let lost = async { while nodes(NodesFormat::Name, true).await != "far\n" {} };
+    assert_eventually("the loss at the peer", lost).await;
+    assert!(nodes(NodesFormat::Text, true).await.contains("its link to another server ended"));
+    assert!(metrics().await.contains("tunnel_node_up{node=\"far\"} 0\n"));
 }
 
 #[tokio::test]

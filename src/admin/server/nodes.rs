@@ -1,6 +1,7 @@
 //! Collects the nodes of all servers, and the metrics of this server's nodes.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::registry::peers::node_list::NodeListEnd;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::metrics::nodes::{NodeLinksSample, NodeMetrics, encode_nodes};
 use tunnel_base::unix_time;
+use tunnel_proto::names::NodeName;
 
 impl AdminContext {
     /// Returns the nodes of a server and of its peers. Takes at most as long as [`Peers::list_nodes`].
@@ -101,24 +103,29 @@ impl AdminContext {
         encode_nodes(here.chain(lost).collect(), form)
     }
 
-    /// Returns the nodes that this server has lost within a day, the latest first, and the joined ones that it has not
-    /// seen, without those that a peer is known to have.
+    /// Returns the nodes that this server or its peers have lost within a day, the latest first, and the joined ones that
+    /// none has seen, without those that a peer is known to have.
     fn down(&self, server: &ServerAdmin) -> Vec<UnlinkedNode> {
-        let lost = server.finder.registry.lost(LOST).into_iter().map(|lost| server.finder.last_loss(lost));
+        let lost = server.finder.registry.lost().into_iter().map(|lost| server.finder.last_loss(lost));
         let mut lost: Vec<_> = lost.chain(self.absent(server)).collect();
-        lost.retain(|lost| !server.finder.knows(&lost.node));
+        lost.retain(|lost| lost.at.elapsed() < LOST && !server.finder.knows(&lost.node));
         lost.sort_by_key(|lost| Reverse(lost.at));
         lost
     }
 
-    /// Returns the nodes that have joined and were not linked here since the start, by name, for a day.
+    /// Returns the nodes that were not linked here since the start, by name: those that peers have lost within a day, and
+    /// for a day after the start those that have joined.
     pub(crate) fn absent(&self, server: &ServerAdmin) -> Vec<UnlinkedNode> {
         let start = self.clock.at;
         let is_told = (ABSENT..LOST).contains(&start.elapsed());
         let store = server.enrolment.get().filter(|_| is_told);
         let joined = store.map(|store| store.known().joined()).unwrap_or_default().into_iter();
-        let absent =
-            joined.filter_map(|name| name.parse().ok()).filter(|node| !server.finder.has_linked(node));
+        let joined = joined.filter_map(|name| Some((name.clone(), name.parse().ok()?)));
+        let mut nodes: BTreeMap<String, NodeName> = joined.collect();
+        // A peer has seen them, so these are not awaited.
+        let lost = server.finder.lost_at_peers(LOST).into_iter();
+        nodes.extend(lost.map(|node| (key(node.as_str()), node)));
+        let absent = nodes.into_values().filter(|node| !server.finder.has_linked(node));
         let why: Arc<str> = "joined, not linked since this server started".into();
         let unlinked = absent.map(|node| UnlinkedNode {
             node,
