@@ -429,4 +429,4 @@ impl AdvertisedCa {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -469,6 +469,11 @@ impl Enrolments {
         self.tokens.contains_key(&lower_case(node))
     }
 
+    /// Returns a text that is another one for each token of a node, in lower case, or device.
+    pub(crate) fn token_id(&self, name: &str) -> Option<String> {
+        self.tokens.get(name).map(SecretHash::id)
+    }
+
     /// Parses the output of [`Self::to_text`]; an empty text is the default.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use tunnel_proto::names::NodeName;
 use super::*;
 
 /// Servers that share a file.
-fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> {
+pub(crate) fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> {
     let authority = CertificateAuthority::new("ours", Duration::from_secs(3600)).unwrap();
     let (ca, cert, key) = (place.join("ca.crt"), place.join("cloud.crt"), place.join("cloud.key"));
     let other = CertificateAuthority::new("other", Duration::from_secs(3600)).unwrap();
@@ -171,18 +171,23 @@ fn name() -> NodeName {
     "edge7".parse().unwrap()
 }
 
-fn token(n: usize) -> String {
+pub(crate) fn token(n: usize) -> String {
     format!("{n:032x}")
 }
 
 /// Joins as a machine whose node has no line in the token file.
-async fn join(server: &SharedEnrolments, secret: &str, name: &str, token: &str) -> Result<(), JoinRefusal> {
+pub(crate) async fn join(
+    server: &SharedEnrolments,
+    secret: &str,
+    name: &str,
+    token: &str,
+) -> Result<(), JoinRefusal> {
     let params =
         JoinCredentials { secret: secret.to_owned(), name: name.to_owned(), token: token.to_owned() };
     server.join(FROM, &params, |_| false).await
 }
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 const FROM: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
 #[tokio::test]

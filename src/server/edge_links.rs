@@ -196,11 +196,14 @@ impl EdgeAuthenticator {
         from: IpAddr,
     ) -> Result<(), GuessError<TokenError>> {
         let name = credentials.hello.node.as_str().to_ascii_lowercase();
+        let counted = self.counted(&name);
         match self.check_node(credentials).map_err(known) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             // It counts as well, otherwise a caller with too many guesses would be told which names are blocked.
-            Err(GuessError::Wrong(why)) => return self.guesses.judge(Source::of(from), &name, || Err(why)),
+            Err(GuessError::Wrong(why)) => {
+                return self.guesses.judge(Source::of(from), &counted, || Err(why));
+            }
             Err(why) => return Err(why),
         }
         let token = &credentials.hello.token;
@@ -209,7 +212,7 @@ impl EdgeAuthenticator {
             return self.judge_token(from, &name, || self.check_token(credentials)).await;
         };
         let from = Source::of(from);
-        self.guesses.judge(from, &name, || Ok::<_, TokenError>(()))?;
+        self.guesses.judge(from, &counted, || Ok::<_, TokenError>(()))?;
         let reviewed = match pod_tokens.review(token, &from).await {
             Ok(proof) if proof.node != credentials.hello.node => {
                 Err(TokenError::PodToken(format!("its pod is on Node {}", proof.node)))
@@ -217,7 +220,7 @@ impl EdgeAuthenticator {
             Err(why @ TokenError::PodTokenUnchecked(_)) => return Err(GuessError::Unknown(why)),
             reviewed => reviewed,
         };
-        credentials.pod = Some(self.guesses.judge(from, &name, || reviewed)?);
+        credentials.pod = Some(self.guesses.judge(from, &counted, || reviewed)?);
         // Its link stays for days, and needs the token no more.
         credentials.hello.token = String::new();
         self.authenticate(credentials).map_err(known)
@@ -233,14 +236,15 @@ impl EdgeAuthenticator {
         compare: impl Fn() -> Result<(), E>,
     ) -> Result<(), GuessError<E>> {
         let from = Source::of(from);
-        let judged = self.guesses.judge(from, name, &compare);
+        let counted = self.counted(name);
+        let judged = self.guesses.judge(from, &counted, &compare);
         let Err(GuessError::Wrong(mut why)) = judged else { return judged };
         let mut is_read = !self.tokens.is_stale();
         if let Some(enrolment) = self.enrolment.get() {
             is_read &= enrolment.refresh().await.is_ok();
             match compare() {
                 Ok(()) => {
-                    self.guesses.forgive(from, name);
+                    self.guesses.forgive(from, &counted);
                     return Ok(());
                 }
                 Err(again) => why = again,
@@ -252,9 +256,16 @@ impl EdgeAuthenticator {
         // Nothing was guessed about a name without a known token, and its caller must not wait when it can be read.
         let is_known = name.parse().is_ok_and(|node| self.has_node(&node));
         if !is_known && !self.tokens.load().has_default() {
-            self.guesses.forgive(from, name);
+            self.guesses.forgive(from, &counted);
         }
         Err(GuessError::Unknown(why))
+    }
+
+    /// Returns the name for which wrong tokens count: another one for each token that an invitation has given it, so that a
+    /// machine that joins again need not wait.
+    fn counted(&self, name: &str) -> String {
+        let id = self.enrolment.get().and_then(|all| all.known().token_id(name));
+        format!("{name} {}", id.unwrap_or_default())
     }
 
     /// Checks the edge's credentials.
@@ -487,7 +498,7 @@ const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
-    use futures_util::future::BoxFuture;
+    use futures_util::future::{BoxFuture, join_all};
     use tokio::task::yield_now;
     use tunnel_base::addresses::cluster_state::KnownEdgePods;
     use tunnel_base::metrics::Metrics;
@@ -498,6 +509,7 @@ mod tests {
     use tunnel_proto::names::Instance;
 
     use super::*;
+    use crate::enrolment::tests as enrolled;
 
     fn node(name: &str) -> NodeName {
         name.parse().unwrap()
@@ -683,6 +695,49 @@ mod tests {
         let reviews = *pods.reviews.lock();
         assert_eq!(call("node1", "eyJ.node1.").await.err(), Some(GuessError::TooMany));
         assert_eq!(*pods.reviews.lock(), reviews);
+    }
+
+    /// The wrong tokens of any minute are at most five for each token that a name had, and a hundred of a source.
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_joins_again_has_new_guesses_of_its_new_token_and_its_source_has_no_more() {
+        let place = tempfile::tempdir().unwrap();
+        let servers = enrolled::servers(place.path(), 2);
+        let [here, peer] = &servers[..] else { panic!() };
+        let links = edge_links("", None);
+        links.enrolment.set(peer.clone()).unwrap();
+        let join = async |name: &str, token: usize| {
+            let code =
+                here.invite(&name.parse().unwrap(), None, enrolled::HOUR, false, "test").await.unwrap().code;
+            enrolled::join(here, &code.secret(), name, &enrolled::token(token)).await.unwrap();
+            peer.refresh().await.unwrap();
+        };
+        let call = async |name: &str, token: usize| {
+            let mut credentials = credentials(&enrolled::token(token), None);
+            credentials.hello.node = node(name);
+            links.authenticate_caller(&mut credentials, [10, 0, 0, 1].into()).await
+        };
+        let [wrong, old, new, others] = [0, 1, 2, 3];
+        join("node1", old).await;
+        join("node2", others).await;
+        here.revoke(&"node1".parse().unwrap(), "test").await.unwrap();
+        peer.refresh().await.unwrap();
+        let guess = async |name: &str, token| {
+            let guesses = (0..MAX_WRONG_TOKENS + 1).map(|_| call(name, token));
+            let guesses: Vec<_> = join_all(guesses).await.into_iter().map(Result::unwrap_err).collect();
+            let compared = guesses.iter().filter(|why| matches!(why, GuessError::Wrong(_))).count();
+            assert_eq!((compared, guesses.last()), (MAX_WRONG_TOKENS, Some(&GuessError::TooMany)), "{name}");
+        };
+        guess("node1", old).await;
+        guess("node2", wrong).await;
+        join("Node1", new).await;
+        assert_eq!(call("node1", new).await, Ok(()));
+        assert_eq!(call("node2", others).await, Err(GuessError::TooMany), "only the name that has joined");
+        guess("node1", wrong).await;
+        assert_eq!(call("node1", new).await, Err(GuessError::TooMany));
+        let left = MAX_WRONG_TOKENS_OF_SOURCE - 3 * MAX_WRONG_TOKENS;
+        let names: Vec<_> = (0..=left).map(|n| format!("other{n}")).collect();
+        let guesses = join_all(names.iter().map(|name| call(name, wrong))).await;
+        assert_eq!(guesses.iter().filter(|why| matches!(why, Err(GuessError::Wrong(_)))).count(), left);
     }
 
     #[tokio::test(start_paused = true)]
