@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use http::header::HOST;
 use http::{HeaderMap, Request};
@@ -52,6 +53,8 @@ pub struct LinkedUser {
     pub rights: Rights,
     /// Whether she has sent too many requests within a second.
     pub is_over_rate: bool,
+    /// Set once her device leaves: then its link ends after the answer.
+    pub leaves: Arc<AtomicBool>,
     /// The last second (Unix time) for which her certificate is valid; `None` for a token.
     pub until: Option<u64>,
 }

@@ -159,7 +159,7 @@ impl ServerAdmin {
             }
             path @ ("/whoami" | "/leave") => match requester {
                 AdminRequester::Linked(user) if path == "/leave" => {
-                    leave(self.enrolment.get(), &user.device).await.unwrap_or_else(identity)
+                    leave(self.enrolment.get(), user).await.unwrap_or_else(identity)
                 }
                 AdminRequester::Linked(user) => json(&user.whoami(admin.clock.time(Instant::now()))),
                 _ => not_found(),

@@ -490,8 +490,8 @@ const MAX_NODES_LOGGED: usize = 20;
 /// Interval of checks for tokens of pods that have ended.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum time for resets to be sent, and the interval between checks.
-const MAX_RESET_FLUSH: Duration = Duration::from_secs(2);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+pub(crate) const MAX_RESET_FLUSH: Duration = Duration::from_secs(2);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Minimum time for resets to be sent before their link is closed.
 const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 

@@ -3,14 +3,16 @@
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 use tracing::{Instrument as _, Span, debug, debug_span, field, info_span};
 
 use crate::invitations::invitee::Invitee;
 use crate::registry::LinkedNode;
-use crate::server::edge_links::{EdgeCredentials, close_links};
+use crate::server::edge_links::{EdgeCredentials, MAX_RESET_FLUSH, POLL_INTERVAL, close_links};
 use crate::server::interactive_links::admit_secondary;
 use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{leave_link, on_node_moved, run_link};
@@ -154,14 +156,23 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
     tokio::select! {
         _ = &mut running => {}
         why = user_links::revoked(&user, &shared) => {
-            let UserDevice { user, device } = &user.device;
+            let UserDevice { user: name, device } = &user.device;
             limited!(
-                shared.link_context.metrics.refusals.may_log_about("user_revoked", user) => info,
-                link = %link.id, %user, %device, reason = why, "link ended: user revoked"
+                shared.link_context.metrics.refusals.may_log_about("user_revoked", name) => info,
+                link = %link.id, user = %name, %device, reason = why, "link ended: user revoked"
             );
             // Before the sessions are reset, so that no new one takes their place.
             users.remove(&link);
-            let closing = close_links(vec![(link.clone(), why)], shared.link_context.table.clone());
+            let closing = async {
+                // The answer to the request that has revoked the device goes out first. Other sessions end on their own.
+                let answering = async {
+                    while user.leaves.load(Relaxed) && link.sessions() > 0 {
+                        sleep(POLL_INTERVAL).await;
+                    }
+                };
+                let _ = timeout(MAX_RESET_FLUSH, answering).await;
+                close_links(vec![(link.clone(), why)], shared.link_context.table.clone()).await;
+            };
             let _ = tokio::join!(running, closing);
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -49,6 +50,8 @@ pub(crate) struct AuthenticatedUser {
     pub(crate) from: SocketAddr,
     /// The access policy for users, and what it is judged with.
     pub(crate) context: Arc<ListenerContext>,
+    /// Whether the device has asked to be revoked, over this link.
+    pub(crate) leaves: Arc<AtomicBool>,
 }
 
 /// A link with its user.
@@ -168,7 +171,8 @@ pub(crate) async fn authenticate(
     let wrong = |why: NameError| LinkDenial::forbidden(format!("the certificate's name: {why}"));
     let user: UserName = user.map_err(wrong)?;
     let device = UserDevice { user, device: hello.device.clone() };
-    let user = AuthenticatedUser { device, identity, from: call.from, context: context.clone() };
+    let context = context.clone();
+    let user = AuthenticatedUser { device, identity, from: call.from, context, leaves: Arc::default() };
     user.judge(&RightsChange::default()).map_err(LinkDenial::forbidden)?;
     if shared.stopping.is_cancelled() {
         return Err(LinkDenial::new("stopping", CallRejection::Stopping).logged());

@@ -1,10 +1,13 @@
 //! Requests of the admin API over the links of users: who may send which, and that they never leave their link.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tunnel::enrolment::store::SecretHash;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::UserUplinks;
+use tunnel_base::files::FileLock;
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::tls::IdentityFiles;
@@ -253,14 +256,22 @@ async fn each_user_learns_who_she_is_and_removes_no_device_but_her_own() {
     let known = || server.server.enrolment.get().unwrap().known();
     let is_joined =
         |device: &str| known().proves_device(&device.parse().unwrap(), &SecretHash::of(USER_TOKEN));
-    // Its answer may be lost with the link.
-    let mut session = ChunkStreamIo::new(alice.open_admin().await.unwrap());
-    session.write_all(b"POST /leave HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").await.unwrap();
-    session.flush().await.unwrap();
-    wait_until("it is revoked", || !is_joined("alice/laptop")).await;
-    assert!(is_joined("alice/phone") && is_joined("bob/laptop"));
-    let line = "token and open invitations revoked actor=\"alice/laptop\" user=alice device=laptop";
-    wait_until("its line is written", || lines.count(line) == 1).await;
+    // The grant that she has given is deleted only after the link should end.
+    let given = r#"{"id":"given","user":"bob","nodes":["node1"],"with_join_keys":false,"until":99999999999,"by":"alice/laptop"}"#;
+    let given = serde_json::from_str(given).unwrap();
+    server.server.enrolment.get().unwrap().grant(&given).await.unwrap();
+    let held = FileLock::acquire(&place.path().join("enrolled.grants.lock"), Duration::ZERO).unwrap();
+    let release = async {
+        wait_until("the link should end", || lines.count("link ended: user revoked") == 1).await;
+        drop(held);
+    };
+    let (answer, ()) = tokio::join!(send(&alice, "POST /leave", ""), release);
+    assert_eq!(answer, (200, "left\n".to_owned()));
+    assert!(!is_joined("alice/laptop") && is_joined("alice/phone") && is_joined("bob/laptop"));
+    assert_eq!(
+        lines.count("token and open invitations revoked actor=\"alice/laptop\" user=alice device=laptop"),
+        1
+    );
 }
 
 #[tokio::test]

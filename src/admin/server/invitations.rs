@@ -1,6 +1,7 @@
 //! Invitations, created and revoked through the admin socket of a server.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -9,12 +10,12 @@ use serde::Deserialize;
 use crate::admin::invitations::{
     InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
 };
-use crate::admin::requester::AdminRequest;
+use crate::admin::requester::{AdminRequest, LinkedUser};
 use crate::admin::responses::{AdminAnswer, AdminResponse, json, plain_text, read_json};
 use crate::admin::server::ServerAdmin;
 use crate::enrolment::{NewInvitation, SharedEnrolments};
 use crate::invitations::invitee::Invitee;
-use tunnel_proto::names::{Target, UserDevice};
+use tunnel_proto::names::Target;
 
 /// The JSON body of a request to create or revoke an invitation, at the admin socket of a server.
 #[derive(Default, Deserialize)]
@@ -118,7 +119,10 @@ fn revocation(revoked: Result<bool, String>, done: &'static str, none: String) -
 }
 
 /// Returns the response to `POST /leave` of a user's device: its token is revoked. She needs no other right for that.
-pub(crate) async fn leave(enrolment: Option<&Arc<SharedEnrolments>>, device: &UserDevice) -> AdminAnswer {
+pub(crate) async fn leave(enrolment: Option<&Arc<SharedEnrolments>>, user: &LinkedUser) -> AdminAnswer {
+    let device = &user.device;
+    // Before it is revoked, because that ends the link of this request.
+    user.leaves.store(true, Relaxed);
     let subject = Invitee::Device(device.clone());
     let left = enrolment.ok_or_else(no_invitations)?.revoke(&subject, &device.to_string()).await;
     Ok(revocation(left, "left\n", "this device has not joined by an invitation\n".to_owned()))

@@ -52,7 +52,7 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
         }
         Err(denial) => return request.refuse(refusal(&denial, &user.context, false, false)),
     };
-    let AuthenticatedUser { device, from, context, .. } = user;
+    let AuthenticatedUser { device, from, context, leaves, .. } = user;
     let Ok(_permit) = shared.user_links.requests.try_acquire(&device.user) else {
         let why =
             format!("user {} waits for too many answers, or all users together do; try again", device.user);
@@ -62,7 +62,7 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
     let rights = context.policy.load().rights.clone();
     // A session that should be resumed gets no offer.
     if let (Some(offer), Some(admin)) = (request.offer(), shared.admin.get()) {
-        let user = LinkedUser { device, from, rights, is_over_rate, until };
+        let user = LinkedUser { device, from, rights, is_over_rate, leaves, until };
         admin.serve_linked(offer.accept(), user).await;
     }
 }
@@ -82,7 +82,7 @@ async fn relay(
     };
     let is_guessed = resumes && node.is_none();
     let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
-    let AuthenticatedUser { device, identity, from, context } = user;
+    let AuthenticatedUser { device, identity, from, context, .. } = user;
     let is_loading = is_guessed && context.addresses.is_loading();
     let lacks_rights = is_loading || resumes && lacks_grants(&context.policy.load().rights, &shared);
     let mut admission = Admission::of_link(context.clone(), from, identity, device.device, id);
