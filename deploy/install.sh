@@ -87,6 +87,8 @@ if [ "$key" ]; then
     verify "$key" || fail "signature of SHA256SUMS is wrong, or openssl is older than 3; nothing is installed"
 fi
 machine=$(uname -m)
+# What 32-bit kernels and systems of ARM say.
+case $machine in armv7* | armv8l) machine=armv7 ;; esac
 # Lines of this machine's tarballs. A name with a slash is no name of a release.
 awk -v version="$version" -v end="-$machine-linux.tar.gz" '
     NF == 2 && $2 !~ /\// && index($2, "tunnel-") == 1 && substr($2, length($2) - length(end) + 1) == end {

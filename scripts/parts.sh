@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs missing programs that the tests use (Debian, as root); otherwise reports them. Their installation starts no
-# daemons.
+# daemons. With --arm only what scripts/platforms.sh needs: compilers for ARM, and qemu.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
-alone "$@"
+helps "$@"
+arm=${1:-}
+[[ $# -le 1 && ${arm:---arm} == --arm ]] || wrong "$*"
 
-# program:package
+# program:package, or file:package
 programs=(
   sshd:openssh-server ssh:openssh-client scp:openssh-client ssh-keygen:openssh-client
   nc.openbsd:netcat-openbsd ncat:ncat corkscrew:corkscrew socat:socat connect-proxy:connect-proxy
@@ -17,14 +19,26 @@ programs=(
   npm:npm ansible-playbook:ansible-core lintian:lintian minisign:minisign
   jsonschema:python3-jsonschema
 )
+if [[ $arm ]]; then
+  programs=(
+    aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/lib/libc.a:libc6-dev-arm64-cross
+    arm-linux-gnueabihf-gcc:gcc-arm-linux-gnueabihf /usr/arm-linux-gnueabihf/lib/libc.a:libc6-dev-armhf-cross
+    qemu-arm-static:qemu-user-static
+  )
+  # Debian has the sources of the standard library, for the targets that rustup does not have here.
+  for target in aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf; do
+    [[ -d $(rustc --print target-libdir --target $target) ]] ||
+      programs+=(/usr/bin/cargo:cargo-web /usr/lib/rustlib/src/rust/library/Cargo.lock:rust-web-src)
+  done
+fi
 
 PATH=$PATH:/usr/sbin:/sbin:/usr/lib/cni
 
 missing=()
 for entry in "${programs[@]}"; do
-  command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
+  command -v "${entry%%:*}" >/dev/null || [[ ${entry%%:*} == /* && -e ${entry%%:*} ]] || missing+=("${entry##*:}")
 done
-command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS, etcd and Kubernetes need Go 1.26 or newer from https://go.dev/dl" >&2
+[[ $arm ]] || command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS, etcd and Kubernetes need Go 1.26 or newer from https://go.dev/dl" >&2
 
 if ((${#missing[@]} == 0)); then exit 0; fi
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the files of a release for this machine's architecture:
+# Makes the files of a release for one target:
 #
 #   tunnel-VERSION-MACHINE-linux.tar.gz    the static program, its units, licences and changes
 #   tunnel_VERSION_ARCH.deb                Debian package
@@ -13,6 +13,7 @@
 #   --binary FILE   a program that is already built; otherwise it is built, which takes minutes
 #   --out DIR       an empty or new directory for the files (target/release-files, which is emptied)
 #
+#   TARGET              such as armv7-unknown-linux-gnueabihf (this machine's); see deploy/docker/static.sh
 #   SOURCE_DATE_EPOCH   time of all files, in seconds since 1970 (that of the last commit). An equal program and an
 #                       equal time give equal files.
 set -euo pipefail
@@ -35,18 +36,18 @@ cd "$(dirname "$0")/.."
 mkdir -p "$out"
 [[ ! $(ls -A "$out") ]] || { echo "$out is not empty" >&2 && exit 1; }
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
-export SOURCE_DATE_EPOCH
+TARGET=${TARGET:-$(rustc -vV | sed -n 's/^host: //p')}
+export SOURCE_DATE_EPOCH TARGET
 
 if [[ ! $binary ]]; then
   TUNNEL_REVISION=$(git rev-parse --short HEAD)
   export TUNNEL_REVISION
   deploy/docker/static.sh
-  host=$(rustc -vV | sed -n 's/^host: //p')
-  binary=${CARGO_TARGET_DIR:-target}/$host/release/tunnel
+  binary=${CARGO_TARGET_DIR:-target}/$TARGET/release/tunnel
 fi
 built=$("$binary" --version | cut -d' ' -f2)
 [[ $built == "${version:-$built}" ]] || { echo "the program has version $built, not $version" >&2 && exit 1; }
-name=tunnel-$built-$(uname -m)
+name=tunnel-$built-${TARGET%%-*}
 
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT

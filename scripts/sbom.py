@@ -3,7 +3,7 @@
 
 With LICENCES, writes the licences of all crates in the program to this file. Crates that are only used to compile the
 program have the scope "excluded". The list comes from `cargo tree`, because `cargo metadata` also contains optional
-crates that are never compiled, such as a second crypto library.
+crates that are never compiled, such as a second crypto library. TARGET is the target, by default this machine's.
 """
 
 import collections
@@ -64,7 +64,8 @@ def licences(packages):
 
 def main():
     rustc = output("rustc", "-vV").splitlines()
-    target = next(line.removeprefix("host: ") for line in rustc if line.startswith("host: "))
+    host = next(line.removeprefix("host: ") for line in rustc if line.startswith("host: "))
+    target = os.environ.get("TARGET", host)
     linked = tree(target, "normal,no-proc-macro")
     graph = json.loads(output("cargo", "metadata", "--locked", "--format-version=1", "--filter-platform", target))
     packages = sorted(graph["packages"], key=lambda p: (p["name"], p["version"]))

@@ -2,6 +2,7 @@
 # Makes a Debian package of a built program, and of the licences of its crates:
 #   deploy/debian/build.sh PROGRAM DIR LICENCES
 #
+#   TARGET              the program's target (this machine's)
 #   SOURCE_DATE_EPOCH   time of all files in it, in seconds since 1970
 set -euo pipefail
 umask 022
@@ -10,7 +11,12 @@ program=$(realpath "${1:?PROGRAM}")
 to=$(realpath "${2:?DIR}")
 
 version=$("$program" --version | cut -d' ' -f2)
-arch=$(dpkg --print-architecture)
+case ${TARGET:-} in
+  x86_64-*) arch=amd64 ;;
+  aarch64-*) arch=arm64 ;;
+  armv7-*) arch=armhf ;;
+  *) arch=$(dpkg --print-architecture) ;;
+esac
 maintainer='tunnel <tunnel@example.org>'
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT

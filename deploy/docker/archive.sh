@@ -4,6 +4,7 @@
 #
 # The image is the one of the Dockerfile's last stage. An equal program gives an equal archive.
 #
+#   TARGET              the program's target (this machine's)
 #   SOURCE_DATE_EPOCH   time of all files in it, in seconds since 1970 (0)
 #   TUNNEL_REVISION     revision of the sources, for a label (unknown)
 set -euo pipefail
@@ -11,10 +12,12 @@ program=$(realpath "${1:?PROGRAM}")
 to=$(realpath "${2:?DIR}")
 
 version=$("$program" --version | cut -d' ' -f2)
-machine=$(uname -m)
+machine=${TARGET:-$(uname -m)}
+machine=${machine%%-*}
 case $machine in
-  x86_64) arch=amd64 ;;
-  aarch64) arch=arm64 ;;
+  x86_64) arch='"architecture":"amd64"' ;;
+  aarch64) arch='"architecture":"arm64"' ;;
+  armv7) arch='"architecture":"arm","variant":"v7"' ;;
   *) echo "$machine has no name in OCI images here" >&2 && exit 1 ;;
 esac
 seconds=${SOURCE_DATE_EPOCH:-0}
@@ -48,7 +51,7 @@ content=$(sha256sum <"$tree/layer" | cut -d' ' -f1)
 gzip -n "$tree/layer"
 layer="$(blob layer.v1.tar+gzip "$tree/layer.gz")}"
 cat >"$tree/config" <<END
-{"created":"$(date -u -d "@$seconds" +%Y-%m-%dT%H:%M:%SZ)","architecture":"$arch","os":"linux",
+{"created":"$(date -u -d "@$seconds" +%Y-%m-%dT%H:%M:%SZ)",$arch,"os":"linux",
 "config":{"User":"65532:65532","Entrypoint":["/usr/local/bin/tunnel"],"Labels":{
 "org.opencontainers.image.title":"tunnel","org.opencontainers.image.licenses":"Apache-2.0",
 "org.opencontainers.image.description":"A cloud-edge reverse tunnel: reach edge nodes behind NAT by name",
@@ -62,7 +65,7 @@ END
 manifest=$(blob manifest.v1+json "$tree/manifest")
 cat >"$layout/index.json" <<END
 {"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[$manifest,
-"platform":{"architecture":"$arch","os":"linux"},"annotations":{"org.opencontainers.image.ref.name":"$version"}}]}
+"platform":{$arch,"os":"linux"},"annotations":{"org.opencontainers.image.ref.name":"$version"}}]}
 END
 printf '{"imageLayoutVersion":"1.0.0"}' >"$layout/oci-layout"
 chmod -R u=rwX,go=rX "$layout"

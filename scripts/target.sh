@@ -1,0 +1,25 @@
+# shellcheck shell=bash
+# To be sourced: `for_target TARGET` prepares cargo for static programs of a target, also of one that this machine
+# cannot run. For that one it names the linker, and qemu as the runner of tests. If rustup has no standard library of
+# the target, cargo compiles Debian's sources of it (scripts/parts.sh --arm), which is for checks only.
+
+for_target() {
+  local target=$1 gnu variable
+  # With --target, the flag does not apply to build scripts and macros, which must be loadable.
+  export RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static"
+  # Kernels of ARM have pages of 4, 16 or 64 KiB. The allocator does not start where they are larger than those it was
+  # compiled for, and segments of 32-bit programs are aligned for 4 KiB unless the linker is told otherwise.
+  case $target in
+    aarch64-* | armv7-*)
+      export JEMALLOC_SYS_WITH_LG_PAGE=16 RUSTFLAGS="$RUSTFLAGS -C link-arg=-Wl,-z,max-page-size=65536"
+      ;;
+  esac
+  [[ $target != "$(rustc -vV | sed -n 's/^host: //p')" ]] || return 0
+  gnu=${target/-unknown/}
+  gnu=${gnu/armv7/arm}
+  variable=${target//-/_}
+  export "CARGO_TARGET_${variable^^}_LINKER=$gnu-gcc" "CARGO_TARGET_${variable^^}_RUNNER=qemu-${gnu%%-*}-static"
+  if [[ ! -d $(rustc --print target-libdir --target "$target") ]]; then
+    export PATH=/usr/bin:$PATH RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
+  fi
+}
