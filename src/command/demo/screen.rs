@@ -39,13 +39,12 @@ impl DemoScreen {
 
     /// Draws the progress of the download. Without a terminal it prints a line for each tenth of it.
     pub(super) fn progress(&self, done: usize, before: usize) {
-        let has_passed = |parts: usize| done * parts / LENGTH > before * parts / LENGTH;
-        if self.is_terminal && has_passed(LENGTH / MIB) {
+        if self.is_terminal && done / MIB > before / MIB {
             let filled = done * BAR_WIDTH / LENGTH;
             let bar = "#".repeat(filled) + &".".repeat(BAR_WIDTH - filled);
             let text = format!("        [{bar}] {} of {} MiB", done / MIB, LENGTH / MIB);
             let _ = write!(std::io::stderr(), "{CLEAR}{text}");
-        } else if !self.is_terminal && has_passed(10) {
+        } else if !self.is_terminal && done * 10 / LENGTH > before * 10 / LENGTH {
             self.step(&format!("{} %", done * 10 / LENGTH * 10));
         }
     }
