@@ -32,7 +32,7 @@ beyond_qemu=(
   sock_diag::tests::unacknowledged listen::announcement::tests::an_announcement_without
   listen::announcement::tests::several_announcements_without listen::announcement::tests::names_taken_by_another_user
   tcp_info::tests::tcp_info_reports link::pacing::tcp_info_tests::a_new_links path_mtu::tests::handshakes_that_stall_twice
-  interfaces::changes::tests::a_repeated_kernel_announcement
+  interfaces::changes::tests::a_repeated_kernel_announcement process::tests::memory_cpu_time
 )
 # Apart from this machine's files, as the compiler may be another one.
 built=$(realpath -m "${CARGO_TARGET_DIR:-target}")/platforms
