@@ -27,10 +27,10 @@ crates=(-p tunnel-proto -p tunnel-base -p tunnel-net -p tunnel-link)
 # Tests of the program with real ssh and sshd.
 sessions=(ssh::ssh_works_through_nc ssh::a_hundred_megabytes cut:: servers::)
 # Unit tests that qemu's user mode cannot run: it opens no sock_diag, which also has TCP_INFO, knows no IP_MTU, and does
-# not pass on announcements of addresses as the kernel makes them.
+# not pass on announcements of addresses as the kernel makes them. Its /proc/self/stat has no memory.
 beyond_qemu=(
-  sock_diag::tests::unacknowledged listen::announcement::tests::an_announcement_without
-  listen::announcement::tests::several_announcements_without listen::announcement::tests::names_taken_by_another_user
+  os::sockets::tests::unacknowledged os::announcement::tests::an_announcement_without
+  os::announcement::tests::several_announcements_without os::announcement::tests::names_taken_by_another_user
   tcp_info::tests::tcp_info_reports link::pacing::tcp_info_tests::a_new_links path_mtu::tests::handshakes_that_stall_twice
   interfaces::changes::tests::a_repeated_kernel_announcement process::tests::memory_cpu_time
 )
