@@ -14,6 +14,9 @@ for_target() {
       export JEMALLOC_SYS_WITH_LG_PAGE=16 RUSTFLAGS="$RUSTFLAGS -C link-arg=-Wl,-z,max-page-size=65536"
       ;;
   esac
+  # Static programs of this architecture are at fixed addresses in any case. Position-independent code would need more
+  # entries in the global offset table than libc.a, which is compiled with -fpic, can reach.
+  [[ $target != aarch64-* ]] || export RUSTFLAGS="$RUSTFLAGS -C relocation-model=static"
   [[ $target != "$(rustc -vV | sed -n 's/^host: //p')" ]] || return 0
   gnu=${target/-unknown/}
   gnu=${gnu/armv7/arm}
