@@ -76,7 +76,9 @@ pub static BOOT: LazyLock<Option<u128>> = LazyLock::new(|| {
 pub fn memory(limit: Option<usize>) -> usize {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let machine = sysinfo();
-    let all = machine.totalram * u64::from(machine.mem_unit);
+    // On 32 bits the first is narrower than the product.
+    let all = u128::from(machine.totalram) * u128::from(machine.mem_unit);
+    let all = u64::try_from(all).unwrap_or(u64::MAX);
     let least = group_limits(&groups, Path::new("/sys/fs/cgroup")).into_iter().fold(all, u64::min);
     usize::try_from(least).unwrap_or(usize::MAX).min(limit.unwrap_or(usize::MAX))
 }
