@@ -4,7 +4,7 @@
 # the target, cargo compiles Debian's sources of it (scripts/parts.sh --arm), which is for checks only.
 
 for_target() {
-  local target=$1 gnu variable
+  local target=$1 host linker gnu variable
   # With --target, the flag does not apply to build scripts and macros, which must be loadable.
   export RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static"
   # Kernels of ARM have pages of 4, 16 or 64 KiB. The allocator does not start where they are larger than those it was
@@ -17,7 +17,12 @@ for_target() {
   # Static programs of this architecture are at fixed addresses in any case. Position-independent code would need more
   # entries in the global offset table than libc.a, which is compiled with -fpic, can reach.
   [[ $target != aarch64-* ]] || export RUSTFLAGS="$RUSTFLAGS -C relocation-model=static"
-  [[ $target != "$(rustc -vV | sed -n 's/^host: //p')" ]] || return 0
+  host=$(rustc -vV | sed -n 's/^host: //p')
+  [[ $target != "$host" ]] || return 0
+  # Of functions that a static program chooses at its start, such as memchr, GNU ld forgets that they are Thumb code if
+  # callers are too far away for a branch. The linker that comes with rustc does not.
+  linker=$(rustc --print sysroot)/lib/rustlib/$host/bin/gcc-ld
+  [[ $target != armv7-* ]] || export RUSTFLAGS="$RUSTFLAGS -C link-arg=-fuse-ld=lld -C link-arg=-B$linker"
   gnu=${target/-unknown/}
   gnu=${gnu/armv7/arm}
   variable=${target//-/_}
