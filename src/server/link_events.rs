@@ -53,11 +53,6 @@ pub(crate) fn handle_event(
         FrameEvent::Incoming(_) => {}
         FrameEvent::RelayRequest(request) => handle_request(request, shared, room),
         FrameEvent::Signal(frame) => handle_signal(frame, link, shared),
-        FrameEvent::Revoked(key, frame) => {
-            if let Some(linked) = shared.registry.link_of(&key.node) {
-                linked.link.reply(&key, frame);
-            }
-        }
         FrameEvent::Parked(key, of) => user_sessions::judge_parked(link, &key, *of, shared),
         FrameEvent::Ended(id, why) => {
             shared.judged.refuse(id, &why, Instant::now() + shared.route.resume_timeout)

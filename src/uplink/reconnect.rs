@@ -468,7 +468,6 @@ impl Reconnector {
             // A server sends an edge no others, except Drain: a second one has no effect.
             FrameEvent::RelayRequest(_)
             | FrameEvent::Signal(_)
-            | FrameEvent::Revoked(..)
             | FrameEvent::Parked(..)
             | FrameEvent::Ended(..) => {}
         }

@@ -94,8 +94,6 @@ pub enum FrameEvent {
     RelayRequest(RelayRequest),
     /// A frame that is about no session, and that the link itself does not handle.
     Signal(Frame),
-    /// A peer has refused a Resume: the node here need not keep that session.
-    Revoked(SessionKey, SessionFrame),
     /// A node here keeps that session, which has no path, for this device, to this target.
     Parked(SessionKey, Box<(UserDevice, Target)>),
     /// A peer has ended a session, which it does not relay here, for this reason.
@@ -315,9 +313,6 @@ impl SessionTable {
                 let why = "only the program of a user opens sessions of the category admin";
                 link.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
                 None
-            }
-            SessionFrame::Revoked { .. } if link.peer == Remote::Peer => {
-                Some(FrameEvent::Revoked(key, frame))
             }
             SessionFrame::Open { .. } if at_server => self.on_request(link, key, frame),
             // Only an edge that gives up a pending open does not know the process.

@@ -12,7 +12,6 @@ use crate::admin::requester::LinkedUser;
 use crate::admission::basis::ClientIdentity;
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, DeniedRequest, ListenerContext, OpenRequest};
-use crate::paths::PathProvider as _;
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
 use crate::server::user_links::{AuthenticatedUser, lacks_grants};
@@ -94,10 +93,7 @@ async fn relay(
     });
     let ((node, target), admitted) = match admitted {
         Ok(admitted) => admitted,
-        Err(why) => {
-            revoke(&request, &why, &room, &shared).await;
-            return request.refuse(why);
-        }
+        Err(why) => return request.refuse(why),
     };
     request.redirect(node, target);
     let mut end = request.watch_end();
@@ -115,17 +111,6 @@ async fn relay(
     };
     if let Ok(ended) = ended {
         admitted.end(ended);
-    }
-}
-
-/// Ends the session of a Resume that is refused for good at its node, which would keep it for hours.
-async fn revoke(request: &RelayRequest, why: &SessionError, room: &Semaphore, shared: &Arc<ServerContext>) {
-    let Some((node, _)) = request.place().filter(|_| why.code == ErrorCode::NotAllowed) else { return };
-    let looking = shared.finder.find(node, request.instance(), None);
-    if let Ok(Ok(path)) = shared.with_search_permit(looking, room).await {
-        let key = SessionKey { id: request.id(), category: request.category(), node: node.clone() };
-        let opener = Opener::verified(None, &request.from().peer, None);
-        path.link.reply(&key, SessionFrame::Revoked { opener, refusal: why.clone() });
     }
 }
 
