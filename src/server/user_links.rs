@@ -117,7 +117,7 @@ impl Default for UserLinks {
 }
 
 /// The label of users' links in metrics and the access log.
-const LISTENER: &str = "clients";
+pub(crate) const LISTENER: &str = "clients";
 /// Number of users' links, in total and for one user; [`ServerContext::check_room`] bounds the total by the memory.
 /// A user's commands have a link each, and a backup link at times.
 const LINK_LIMITS: PermitLimits =

@@ -182,6 +182,24 @@ impl JudgedSessions {
         }
     }
 
+    /// Lists a session that waits at its node, where it was opened through any server, as parked until that time.
+    ///
+    /// # Errors
+    ///
+    /// Returns why it was ended meanwhile.
+    pub(crate) fn list_parked(&self, subject: SessionSubject, until: Instant) -> Result<(), String> {
+        let Some((id, node)) = subject.id.zip(subject.node.clone()) else { return Ok(()) };
+        let known = self.0.parked.lock().get(&id).map(|(_, one)| one.clone());
+        let judged = known.map_or_else(|| self.add(subject, |_| Ok(UNTIL_CHANGED)), Ok)?;
+        if let Some(why) = judged.revocation() {
+            return Err(why.to_owned());
+        }
+        // In its node's share: a node may name any user.
+        let source = format!("node {node}").into();
+        self.0.parked.lock().insert(&source, id, (until, judged), Instant::now());
+        Ok(())
+    }
+
     /// Forgets the parked session that resumes here. Returns what it was, if it was parked.
     ///
     /// # Errors

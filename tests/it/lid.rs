@@ -10,6 +10,7 @@ use tunnel_net::os::BOOT;
 use tunnel_proto::frame::SessionFrame;
 use tunnel_proto::names::Instance;
 
+use crate::admin::tunnel_sessions;
 use crate::connecting::{Local, home_of_alice};
 use crate::support::clients::{assert_echo, assert_reset};
 use crate::support::line::Line;
@@ -147,4 +148,26 @@ async fn a_login_without_a_line_ends_at_its_node_soon_after_its_right() {
     wait_until("the reason is logged", || lines.text().lines().any(has_line)).await;
     to_phone.route_to(server.server.bound.grpc);
     assert_session_echo(&mut logins[1], "the other goes on").await;
+}
+
+#[tokio::test]
+async fn an_operator_sees_and_ends_a_login_that_has_had_no_line_for_long() {
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let socket = place.path().join("admin.sock");
+    let admin = format!("[server.admin]\nlisten = \"unix:{}\"\n", socket.display());
+    let server = users::server(&place, &admin).await;
+    let to_laptop = Line::to(server.server.bound.grpc).await;
+    let edge = edge_with(&place, &server, "node1", "").await;
+    let links = link(&place, &to_laptop).await;
+    let mut login = users::open(&links, &at("node1", echo)).await.unwrap();
+    assert_session_echo(&mut login, "before").await;
+    pause_time();
+    to_laptop.route_to("127.0.0.1:1".parse().unwrap());
+    to_laptop.reset();
+    sleep(AWAY).await;
+    let listed = tunnel_sessions(&socket, "").await.unwrap();
+    assert!(listed.contains("alice") && listed.contains("parked"), "{listed}");
+    assert_eq!(tunnel_sessions(&socket, "end --user alice").await.unwrap(), "1 session ended");
+    wait_until("the node has ended it", || edge.table.is_empty()).await;
 }

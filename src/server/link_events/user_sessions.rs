@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::admin::requester::LinkedUser;
@@ -14,8 +15,8 @@ use crate::admission::denial::Denial;
 use crate::admission::{Admission, DeniedRequest, ListenerContext, OpenRequest};
 use crate::server::ServerContext;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
-use crate::server::user_links::{AuthenticatedUser, lacks_grants};
-use crate::session_io::judged::UNTIL_CHANGED;
+use crate::server::user_links::{AuthenticatedUser, LISTENER, lacks_grants};
+use crate::session_io::judged::{RelayedSession, SessionSubject, UNTIL_CHANGED};
 use crate::session_io::rights::RightsChange;
 use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
@@ -114,29 +115,47 @@ async fn relay(
     }
 }
 
-/// Ends the session that a device has at its node without a path, unless she may resume it or that is not known now.
+/// Lists the session that a device has at its node without a path, or ends it if an operator has, or if she may no longer
+/// resume it.
 pub(super) fn judge_parked(
     link: &Link,
     key: &SessionKey,
     (device, target): (UserDevice, Target),
     shared: &ServerContext,
 ) {
+    if shared.link_context.table.relays.traffic(key.id).is_some() {
+        return;
+    }
     let policy = shared.user_links.policy().load_full();
     let store = shared.enrolment.get();
     let is_current = store.is_none_or(|store| store.is_current() && store.grants.is_current());
-    if lacks_grants(&policy.rights, shared) || !is_current {
-        return;
-    }
     // By a certificate she may be linked without having joined.
     let has_left =
         policy.names.is_empty() && store.is_some_and(|store| !store.known().has_joined(&device.to_string()));
     let judged = match has_left {
+        _ if lacks_grants(&policy.rights, shared) || !is_current => Ok(None),
         true => Err(Denial::Forbidden(format!("the access of user {} was revoked", device.user))),
         // From any address: she may resume it in another network.
         false => policy.authorize(Some(device.user.as_str()), None, &key.node, target.port),
     };
-    if let Err(denial) = judged {
-        let refusal = SessionError::new(ErrorCode::NotAllowed, denial);
+    let now = Instant::now();
+    let relayed = RelayedSession {
+        target: Some(target),
+        client: device.to_string(),
+        listener: LISTENER,
+        started: now,
+        resumed: 0,
+    };
+    let subject = SessionSubject {
+        id: Some(key.id),
+        node: Some(key.node.clone()),
+        user: Some(device.user.as_str().into()),
+        relayed: Some(Box::new(relayed)),
+    };
+    let judged = judged.map_err(|denial| denial.to_string());
+    let until = now + shared.route.resume_timeout;
+    if let Err(why) = judged.and_then(|_| shared.judged.list_parked(subject, until)) {
+        let refusal = SessionError::new(ErrorCode::NotAllowed, why);
         link.reply(key, SessionFrame::Revoked { opener: Some(Opener::User(device)), refusal });
     }
 }
