@@ -1,5 +1,6 @@
 //! `tunnel grant` and `tunnel grants`: what users may reach, given by operators and admins until some time.
 
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -43,7 +44,7 @@ pub struct GrantArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub struct GrantTerms {
     /// Ports of these nodes, separated by commas. [default: all]
-    #[arg(long, value_name = "PORTS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORTS", value_delimiter = ',', value_parser = port)]
     #[arg(requires_all = ["user", "nodes"])]
     pub ports: Vec<u16>,
     /// How long the user may reach them: a whole number with s, m, h or d, or "ever". [default: 90d; for admins over
@@ -168,6 +169,10 @@ fn cell(field: &Value) -> String {
 
 /// The units of times in seconds.
 pub(super) const TIMES: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)];
+
+fn port(text: &str) -> Result<u16, &'static str> {
+    text.parse().map(NonZeroU16::get).map_err(|_| "expected numbers from 1 to 65535, such as 22 for ssh")
+}
 
 fn lasting(text: &str) -> Result<u64, &'static str> {
     let seconds = quantity(text, &TIMES).or((text == "ever").then_some(FOR_EVER));

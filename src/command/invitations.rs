@@ -131,13 +131,21 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> CommandResult {
     if args.keep {
         body["keep"] = true.into();
     }
-    let answer = api.post("/invitations", body.to_string()).await?;
-    let InvitationResponse { code, cloud, key, .. } = api.parse(&answer)?;
-    // After the invitation, which gives nothing by itself.
+    // Before the invitation: of a grant that is refused, no open invitation must remain.
     let given = match &args.user {
         Some(user) if !args.nodes.is_empty() => Some(args.terms.grant(user, &args.nodes, api).await?),
         _ => None,
     };
+    let answer = match api.post("/invitations", body.to_string()).await {
+        Ok(answer) => answer,
+        Err(why) => {
+            if let Some(given) = given {
+                api.post("/grants/revoke", json!({ "id": given["id"] }).to_string()).await?;
+            }
+            return Err(why);
+        }
+    };
+    let InvitationResponse { code, cloud, key, .. } = api.parse(&answer)?;
     // They become a part of a command for root, so nothing else passes.
     let code = code.parse::<InvitationCode>().map_err(|cause| api.incompatible(&cause))?;
     cloud.parse::<Target>().map_err(|cause| api.incompatible(&cause))?;

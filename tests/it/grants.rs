@@ -50,6 +50,9 @@ async fn a_colleague_is_admitted_by_one_command_and_loses_all_by_one_at_every_se
     let other = targets::echo().await;
     let (servers, socket) = cloud(&place);
     let _edges = [edge(&place, &servers[0], "shop-1").await, edge(&place, &servers[1], "web-1").await];
+    let short = run(&socket, "invite --user fay --nodes shop-* --for 30s").await.unwrap_err();
+    assert!(short.to_string().contains("30 s: a grant lasts at least 60 s"), "{short}");
+    assert!(!run(&socket, "invitations list").await.unwrap().contains("fay"), "nobody has that invitation");
     let invite = format!("invite --user alice --nodes shop-* --ports {}", echo.port());
     let output = run(&socket, &invite).await.unwrap();
     assert!(

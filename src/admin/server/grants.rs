@@ -33,11 +33,16 @@ pub(crate) async fn give(server: &ServerAdmin, request: AdminRequest<'_>) -> Adm
     let most = if from.is_some() { rights.bounds.max_admin_grant.as_secs() } else { FOR_EVER };
     let seconds = seconds.unwrap_or(most.min(DEFAULT_SECONDS));
     let is_long = nodes.len().max(ports.as_ref().map_or(0, Vec::len)) > MAX_PATTERNS;
-    if nodes.is_empty() || is_long || !(MIN_SECONDS..=most).contains(&seconds) {
+    if nodes.is_empty() || is_long {
         return Err(refused(format!(
-            "expected 1 to {MAX_PATTERNS} nodes, at most {MAX_PATTERNS} ports, and {MIN_SECONDS} to {most} s; over a link \
-             max_admin_grant of [server.clients] is the most\n"
+            "expected 1 to {MAX_PATTERNS} nodes and at most {MAX_PATTERNS} ports\n"
         )));
+    }
+    if !(MIN_SECONDS..=most).contains(&seconds) {
+        let most = from.map_or_else(String::new, |_| {
+            format!(", at most {most} s over a link (max_admin_grant of [server.clients])")
+        });
+        return Err(refused(format!("{seconds} s: a grant lasts at least {MIN_SECONDS} s{most}\n")));
     }
     let id = format!("{:010x}", rand::random::<u64>() >> 24);
     let until = now().saturating_add(seconds).min(FOR_EVER);
