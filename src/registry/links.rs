@@ -27,34 +27,6 @@ pub enum NodeLinkRole {
     Opener,
 }
 
-/// Why the links of a node change.
-#[derive(Debug)]
-enum LinkChange {
-    /// The edge has made this link, which replaces its earlier ones.
-    Linked(LinkedNode),
-    /// The edge has made this link because the primary link is unresponsive, or to hand that over. The primary link
-    /// becomes the previous one if it belongs to the same process.
-    Backup(LinkedNode),
-    /// The edge has made this link for interactive sessions. It gets no role if [`LinksByNode::busy_link`] returns
-    /// none.
-    Interactive(LinkedNode),
-    /// The edge has made this link for sessions that it opens, and its primary link is at another server.
-    Opener(LinkedNode),
-    /// The edge has announced another link than this one, at this server or a peer.
-    Retired(LinkId),
-    /// This link has ended.
-    Ended(LinkId),
-}
-
-/// What [`LinksByNode::apply`] has changed.
-#[derive(Debug, Default)]
-struct LinkChangeOutcome {
-    /// Links without a role. The caller closes them, without the lock: closing a link takes the link's own.
-    closed: Vec<LinkedNode>,
-    /// Whether the node is found by another link, or no longer.
-    has_new_primary: bool,
-}
-
 /// The links of all nodes at this server, under the registry's lock.
 #[derive(Debug, Default)]
 pub(crate) struct LinksByNode {
@@ -94,8 +66,7 @@ impl Registry {
     /// stay, so a third one closes the oldest.
     pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<Link>> {
         let node = linked.link.peer.node().cloned()?;
-        let change = if is_backup { LinkChange::Backup(linked) } else { LinkChange::Linked(linked) };
-        self.replace(&node, change);
+        self.replace(&node, |links| links.put_primary(linked, is_backup));
         let nodes = self.nodes.lock();
         nodes.get(&node, NodeLinkRole::Previous).map(|previous| previous.link.clone())
     }
@@ -111,11 +82,11 @@ impl Registry {
     pub fn add_secondary(&self, linked: LinkedNode, is_interactive: bool) -> Option<Arc<Link>> {
         let node = linked.link.peer.node().cloned()?;
         if !is_interactive {
-            self.replace(&node, LinkChange::Opener(linked));
+            self.replace(&node, |links| links.put(NodeLinkRole::Opener, linked));
             return None;
         }
         let busy = self.nodes.lock().busy_link(&node, linked.link.instance)?;
-        self.replace(&node, LinkChange::Interactive(linked));
+        self.replace(&node, |links| links.put_interactive(linked));
         Some(busy)
     }
 
@@ -123,7 +94,7 @@ impl Registry {
     /// sessions until the edge closes it. If the node has two such links, the older one is closed.
     pub fn retire_link(&self, link: &Link) {
         if let Some(node) = link.peer.node() {
-            self.replace(node, LinkChange::Retired(link.id));
+            self.replace(node, |links| links.retire(link.id));
         }
     }
 
@@ -131,15 +102,15 @@ impl Registry {
     /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
     pub fn remove(&self, link: &Link) {
         if let Some(node) = link.peer.node() {
-            self.replace(node, LinkChange::Ended(link.id));
+            self.replace(node, |links| links.end(link.id));
         }
     }
 
-    /// Replaces links of a node as that change requires: closes those that have no role any more, and wakes whom that
+    /// Changes the links of a node: closes those that have no role any more, which `change` returns, and wakes whom that
     /// concerns.
-    fn replace(&self, node: &NodeName, change: LinkChange) {
+    fn replace(&self, node: &NodeName, change: impl FnOnce(&mut RoleLinks) -> Vec<LinkedNode>) {
         let mut nodes = self.nodes.lock();
-        let LinkChangeOutcome { closed, has_new_primary } = nodes.apply(node, change);
+        let (closed, has_new_primary) = nodes.apply(node, change);
         self.metrics.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
         // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
         // loop ends.
@@ -167,65 +138,23 @@ impl Registry {
 }
 
 impl LinksByNode {
-    /// Gives the links of a node their roles after that change. Links are compared by their ids, so a link that ends late
-    /// never removes the newer link that replaced it.
-    fn apply(&mut self, node: &NodeName, change: LinkChange) -> LinkChangeOutcome {
+    /// Applies a change to the links of a node. Returns those without a role, which the caller closes, and whether the
+    /// node is found by another link, or no longer.
+    fn apply(
+        &mut self,
+        node: &NodeName,
+        change: impl FnOnce(&mut RoleLinks) -> Vec<LinkedNode>,
+    ) -> (Vec<LinkedNode>, bool) {
         let links = self.by_node.entry(node.clone()).or_default();
         let before = links.get(NodeLinkRole::Primary).map(|linked| linked.link.id);
-        // A new link takes its role from the link that had it.
-        let mut closed = Vec::new();
-        match change {
-            LinkChange::Linked(linked) => {
-                closed.extend(links.take(NodeLinkRole::Primary));
-                closed.extend(links.put_primary(linked));
-            }
-            LinkChange::Backup(linked) => {
-                let earlier = links.take(NodeLinkRole::Primary);
-                // A living link of the same process stays, as the previous one.
-                let stays = earlier.as_ref().is_some_and(|LinkedNode { link: earlier, .. }| {
-                    earlier.instance == linked.link.instance && !earlier.is_closed()
-                });
-                closed.extend(links.put_primary(linked));
-                match earlier {
-                    Some(earlier) if stays => links.links.push((NodeLinkRole::Previous, earlier)),
-                    earlier => closed.extend(earlier),
-                }
-            }
-            LinkChange::Interactive(linked) => {
-                if links.busy_link(linked.link.instance).is_some() {
-                    closed.extend(links.take(NodeLinkRole::Interactive));
-                    links.links.push((NodeLinkRole::Interactive, linked));
-                } else {
-                    closed.push(linked);
-                }
-            }
-            LinkChange::Opener(linked) => {
-                closed.extend(links.take(NodeLinkRole::Opener));
-                links.links.push((NodeLinkRole::Opener, linked));
-            }
-            LinkChange::Retired(link) => {
-                let retired = links.links.iter().position(|(role, linked)| {
-                    linked.link.id == link && matches!(role, NodeLinkRole::Primary | NodeLinkRole::Previous)
-                });
-                if let Some(retired) = retired {
-                    let (_, retired) = links.links.remove(retired);
-                    closed.extend(links.take(NodeLinkRole::Retiring));
-                    links.links.push((NodeLinkRole::Retiring, retired));
-                }
-            }
-            LinkChange::Ended(link) => {
-                let ended = links.links.extract_if(.., |(_, linked)| linked.link.id == link);
-                let ended: Vec<_> = ended.map(|(_, linked)| linked).collect();
-                links.add_bytes(&ended);
-            }
-        }
+        let closed = change(links);
         // The previous link takes the place of a primary link that has ended or retires.
         if links.get(NodeLinkRole::Primary).is_none()
             && let Some(previous) = links.take(NodeLinkRole::Previous)
         {
             links.links.push((NodeLinkRole::Primary, previous));
         }
-        links.add_bytes(&closed);
+        closed.iter().for_each(|linked| links.add_bytes(linked));
         // The number and the history of nodes follow the primary link.
         let after = links.get(NodeLinkRole::Primary).map(|linked| linked.link.id);
         if links.links.is_empty() {
@@ -242,7 +171,7 @@ impl LinksByNode {
             }
             _ => {}
         }
-        LinkChangeOutcome { closed, has_new_primary: before != after }
+        (closed, before != after)
     }
 
     /// Returns the link of a node with that role.
@@ -304,24 +233,65 @@ impl RoleLinks {
         Some(NodeWithLinks { node: node.clone(), primary, links, earlier_bytes: self.earlier_bytes })
     }
 
-    /// Adds the bytes of links that no longer have a role.
-    fn add_bytes(&mut self, links: &[LinkedNode]) {
-        for traffic in links.iter().map(|linked| linked.link.traffic()) {
-            let [sent, received] = &mut self.earlier_bytes;
-            *sent += traffic.sent_bytes;
-            *received += traffic.received_bytes;
+    /// Adds the bytes of a link that no longer has a role.
+    fn add_bytes(&mut self, linked: &LinkedNode) {
+        let traffic = linked.link.traffic();
+        let [sent, received] = &mut self.earlier_bytes;
+        *sent += traffic.sent_bytes;
+        *received += traffic.received_bytes;
+    }
+
+    /// Gives a link this role. Returns the link that had it.
+    fn put(&mut self, role: NodeLinkRole, linked: LinkedNode) -> Vec<LinkedNode> {
+        let before = self.take(role);
+        self.links.push((role, linked));
+        before.into_iter().collect()
+    }
+
+    /// Adds a primary link. Returns the links that it replaces, and the interactive link of another process.
+    ///
+    /// `is_backup` says that the primary link is unresponsive, or handed over: it becomes the previous one if it lives and
+    /// belongs to the same process.
+    fn put_primary(&mut self, linked: LinkedNode, is_backup: bool) -> Vec<LinkedNode> {
+        let instance = linked.link.instance;
+        let is_foreign = |other: &LinkedNode| other.link.instance != instance;
+        let mut closed: Vec<_> = self.take(NodeLinkRole::Previous).into_iter().collect();
+        if self.get(NodeLinkRole::Interactive).is_some_and(is_foreign) {
+            closed.extend(self.take(NodeLinkRole::Interactive));
+        }
+        for earlier in self.put(NodeLinkRole::Primary, linked) {
+            if is_backup && !is_foreign(&earlier) && !earlier.link.is_closed() {
+                self.links.push((NodeLinkRole::Previous, earlier));
+            } else {
+                closed.push(earlier);
+            }
+        }
+        closed
+    }
+
+    /// Adds a link for interactive sessions, unless [`Self::busy_link`] returns none.
+    fn put_interactive(&mut self, linked: LinkedNode) -> Vec<LinkedNode> {
+        match self.busy_link(linked.link.instance) {
+            Some(_) => self.put(NodeLinkRole::Interactive, linked),
+            None => vec![linked],
         }
     }
 
-    /// Adds a primary link. Returns the previous link, and the interactive link of another process.
-    fn put_primary(&mut self, linked: LinkedNode) -> impl Iterator<Item = LinkedNode> {
-        let previous = self.take(NodeLinkRole::Previous);
-        let interactive = self.get(NodeLinkRole::Interactive);
-        let is_foreign =
-            interactive.is_some_and(|interactive| interactive.link.instance != linked.link.instance);
-        let foreign = if is_foreign { self.take(NodeLinkRole::Interactive) } else { None };
-        self.links.push((NodeLinkRole::Primary, linked));
-        previous.into_iter().chain(foreign)
+    /// Retires a link: its edge has announced another one, at this server or a peer.
+    fn retire(&mut self, link: LinkId) -> Vec<LinkedNode> {
+        let retired = self.links.iter().position(|(role, linked)| {
+            linked.link.id == link && matches!(role, NodeLinkRole::Primary | NodeLinkRole::Previous)
+        });
+        let Some(retired) = retired else { return Vec::new() };
+        let (_, retired) = self.links.remove(retired);
+        self.put(NodeLinkRole::Retiring, retired)
+    }
+
+    /// Removes a link that has ended. Compares ids: a link that ends late never removes the newer link that replaced it.
+    fn end(&mut self, link: LinkId) -> Vec<LinkedNode> {
+        let ended: Vec<_> = self.links.extract_if(.., |(_, linked)| linked.link.id == link).collect();
+        ended.iter().for_each(|(_, linked)| self.add_bytes(linked));
+        Vec::new()
     }
 
     fn busy_link(&self, instance: Option<Instance>) -> Option<&LinkedNode> {
@@ -412,24 +382,24 @@ mod tests {
                     open.insert(new.link.id);
                 }
                 let before = nodes.primary(&node).map(|linked| linked.link.id);
-                let outcome = nodes.apply(&node, match step {
-                    0 => LinkChange::Linked(new),
-                    1 => LinkChange::Backup(new),
-                    2 => LinkChange::Interactive(new),
-                    3 => LinkChange::Retired(known),
+                let (closed, has_new_primary) = nodes.apply(&node, |links| match step {
+                    0 => links.put_primary(new, false),
+                    1 => links.put_primary(new, true),
+                    2 => links.put_interactive(new),
+                    3 => links.retire(known),
                     _ => {
                         open.remove(&known);
-                        LinkChange::Ended(known)
+                        links.end(known)
                     }
                 });
-                for closed in outcome.closed {
+                for closed in closed {
                     prop_assert!(open.remove(&closed.link.id));
                 }
                 let held: Vec<_> = nodes.of(&node).map(|(role, linked)| (role, linked.link.id)).collect();
                 prop_assert_eq!(held.iter().map(|(_, id)| *id).collect::<HashSet<_>>(), open.clone());
                 prop_assert_eq!(held.iter().map(|(role, _)| *role).collect::<HashSet<_>>().len(), held.len());
                 let after = nodes.primary(&node).map(|linked| linked.link.id);
-                prop_assert_eq!((nodes.len(), outcome.has_new_primary), (usize::from(after.is_some()), before != after));
+                prop_assert_eq!((nodes.len(), has_new_primary), (usize::from(after.is_some()), before != after));
                 let has = |role| nodes.get(&node, role).is_some();
                 prop_assert!(has(NodeLinkRole::Primary) || !has(NodeLinkRole::Previous), "it would be primary");
             }
@@ -441,16 +411,16 @@ mod tests {
     fn a_node_keeps_the_bytes_of_its_earlier_links_until_it_has_none() {
         let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), LinksByNode::default());
         let [first, second, third] = [(1, 1), (2, 1), (3, 2)].map(|(n, process)| linked(n, Some(process)));
-        nodes.apply(&node, LinkChange::Linked(first));
-        nodes.apply(&node, LinkChange::Interactive(second.clone()));
+        nodes.apply(&node, |links| links.put_primary(first, false));
+        nodes.apply(&node, |links| links.put_interactive(second.clone()));
         nodes.by_node.get_mut(&node).unwrap().earlier_bytes = [5, 7];
-        for reason in [LinkChange::Ended(second.link.id), LinkChange::Linked(third.clone())] {
-            nodes.apply(&node, reason);
-            assert_eq!(nodes.view(&node).unwrap().bytes(), [5, 7]);
-        }
-        nodes.apply(&node, LinkChange::Ended(third.link.id));
+        nodes.apply(&node, |links| links.end(second.link.id));
+        assert_eq!(nodes.view(&node).unwrap().bytes(), [5, 7]);
+        nodes.apply(&node, |links| links.put_primary(third.clone(), false));
+        assert_eq!(nodes.view(&node).unwrap().bytes(), [5, 7]);
+        nodes.apply(&node, |links| links.end(third.link.id));
         assert!(nodes.view(&node).is_none());
-        nodes.apply(&node, LinkChange::Linked(linked(4, None)));
+        nodes.apply(&node, |links| links.put_primary(linked(4, None), false));
         assert_eq!(nodes.view(&node).unwrap().bytes(), [0, 0]);
     }
 
