@@ -61,37 +61,26 @@ pub(crate) fn handle_event(
 }
 
 fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<ServerContext>) {
-    match body {
-        FrameKind::Find(question) => shared.finder.handle_find(link, &node, question),
-        FrameKind::Found(found) => {
+    match (body, shared.finder.peers()) {
+        (FrameKind::Find(question), _) => shared.finder.handle_find(link, &node, question),
+        (FrameKind::Found(found), _) => {
             if let Some(at) = shared.finder.handle_found(link, &node, found.clone()) {
                 on_node_moved(at, node, Some(found), shared);
             }
         }
-        FrameKind::Conflict(conflict) => shared.finder.handle_conflict(&node, conflict),
-        FrameKind::Drain(_) => {
+        (FrameKind::Conflict(conflict), _) => shared.finder.handle_conflict(&node, conflict),
+        (FrameKind::Drain(_), _) => {
             // The edge has another link now and is found by that.
             shared.registry.retire_link(link);
             // Sessions opened here stay on the link, which is their shortest path.
             shared.link_context.table.leave(link, None, |_| false);
         }
-        FrameKind::Load(load) => {
-            if let Some(peers) = shared.finder.peers() {
-                peers.handle_load(link, load);
-            }
-        }
-        FrameKind::ListNodes(requested) => {
-            if let Some(peers) = shared.finder.peers() {
-                peers.handle_list_nodes(link, &requested);
-            }
-        }
-        FrameKind::NodePage(page) => {
-            if let Some(peers) = shared.finder.peers() {
-                peers.handle_node_page(link, page);
-            }
-        }
+        (FrameKind::Load(load), Some(peers)) => peers.handle_load(link, load),
+        (FrameKind::ListNodes(requested), Some(peers)) => peers.handle_list_nodes(link, &requested),
+        (FrameKind::NodePage(page), Some(peers)) => peers.handle_node_page(link, page),
+        (FrameKind::Load(_) | FrameKind::ListNodes(_) | FrameKind::NodePage(_), None) => {}
         // The link handles these.
-        FrameKind::Session(..) | FrameKind::Ping(_) | FrameKind::Pong(_) => {}
+        (FrameKind::Session(..) | FrameKind::Ping(_) | FrameKind::Pong(_), _) => {}
     }
 }
 
