@@ -15,7 +15,6 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::TaskTracker;
 use tracing::{info, info_span, warn};
@@ -325,18 +324,10 @@ impl Edge {
             proxy,
             known: CachingResolver::new(resolver, session.resume_timeout, self.links.clone()),
             pool,
-            link_context: link_context.clone(),
-        };
-        Arc::new(Reconnector {
-            dialer: cloud,
             link_context,
-            acceptor: Some(acceptor),
-            sessions: self.sessions.clone(),
-            readiness: self.readiness.clone(),
-            uplinks: self.uplinks.clone(),
-            redial: Notify::new(),
-            sent_until_closed: Mutex::default(),
-        })
+        };
+        let readiness = self.readiness.clone();
+        Reconnector::new(cloud, Some(acceptor), self.sessions.clone(), readiness, self.uplinks.clone())
     }
 
     /// Starts the tasks that watch files and do periodic cleanup.

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::info_span;
 
@@ -17,7 +15,7 @@ use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
 use crate::paths::uplinks::Uplinks;
 use crate::route::{OpenError, ResumeTimeouts, SessionRequest, SessionRouter};
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
-use crate::uplink::link_dialer::{DialPreference, LinkDialer, ServerEndpoint, UplinkFailure, UserIdentity};
+use crate::uplink::link_dialer::{DialRequest, LinkDialer, ServerEndpoint, UplinkFailure, UserIdentity};
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -133,19 +131,10 @@ impl UserUplinks {
         let link_context = LinkContext::new(table.clone(), metrics.clone(), links.clone());
         let uplinks = Uplinks::new(NodeName::none());
         let pool = BufferPool::new();
-        let dialer = dialer(config, &link_context, pool.clone()).map_err(UserLinkError::Config)?;
-        let reconnector = Arc::new(Reconnector {
-            dialer,
-            link_context,
-            acceptor: None,
-            sessions: Drain::new(),
-            readiness: Readiness::waiting_for(&[LINK_CONDITION]),
-            uplinks: uplinks.clone(),
-            redial: Notify::new(),
-            sent_until_closed: Mutex::default(),
-        });
-        let first = reconnector.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await;
-        let first = match first {
+        let dialer = dialer(config, link_context, pool.clone()).map_err(UserLinkError::Config)?;
+        let readiness = Readiness::waiting_for(&[LINK_CONDITION]);
+        let reconnector = Reconnector::new(dialer, None, Drain::new(), readiness, uplinks.clone());
+        let first = match reconnector.dialer.connect(0, DialRequest::new(LinkPurpose::Primary)).await {
             Ok(first) => Some(first),
             Err(failure) if is_final(&failure) => return Err(failure.into()),
             Err(_) => None,
@@ -224,7 +213,7 @@ impl UserUplinks {
 }
 
 /// Reads the files, and creates the dialer of the links.
-fn dialer(config: UserLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
+fn dialer(config: UserLinkConfig, link_context: LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
     let UserLinkConfig { servers, tls_server_name, device, proof, ca, proxy, .. } = config;
     let (name, tokens, identity) = match proof {
         UserCredentials::Token(user, tokens) => (Some(user), tokens, None),
@@ -249,9 +238,9 @@ fn dialer(config: UserLinkConfig, context: &LinkContext, pool: BufferPool) -> Re
         ca,
         own: None,
         proxy: proxy.parse().map_err(|cause| cause.to_string())?,
-        known: CachingResolver::new(Resolver::system(), RESUME_TIMEOUT, context.drain.clone()),
+        known: CachingResolver::new(Resolver::system(), RESUME_TIMEOUT, link_context.drain.clone()),
         pool,
-        link_context: context.clone(),
+        link_context,
     })
 }
 

@@ -55,7 +55,8 @@ impl Reconnector {
 
     /// Dials an interactive link to the server of the busy link. Any other server refuses it.
     async fn dial_interactive(&self, current: &CurrentLink) -> anyhow::Result<LinkReader> {
-        let reader = self.dial_same_server(current, LinkPurpose::Interactive).await?.reader;
+        let request = current.request(LinkPurpose::Interactive);
+        let reader = self.dialer.connect_to(current.place.server, request).await?.reader;
         anyhow::ensure!(reader.link.instance == current.link.instance, "connected to another server");
         Ok(reader)
     }

@@ -135,9 +135,10 @@ pub(crate) struct NewLink {
     pub(crate) tokens: Arc<Vec<SecretString>>,
 }
 
-/// Which addresses this edge dials first and last.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct DialPreference {
+/// What a link is dialled for, and which addresses of its server are dialled first and last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DialRequest {
+    pub(crate) purpose: LinkPurpose,
     /// The address to try first.
     pub(crate) to: Option<SocketAddr>,
     /// The address of the server that it leaves, to be tried last.
@@ -160,7 +161,12 @@ impl ServerEndpoint {
     }
 }
 
-impl DialPreference {
+impl DialRequest {
+    /// Creates a request without preference.
+    pub(crate) fn new(purpose: LinkPurpose) -> Self {
+        Self { purpose, to: None, exclude: None }
+    }
+
     /// Returns the place of an address among those of a server: the lowest is dialled first.
     pub(crate) fn rank(self, at: SocketAddr) -> u8 {
         if Some(at) == self.to { 0 } else { 1 + u8::from(Some(at) == self.exclude) }
@@ -175,18 +181,13 @@ impl LinkDialer {
     ///
     /// Returns the errors of all servers tried. A server that reports that another process uses this node's name is the
     /// last one tried.
-    pub(crate) async fn connect(
-        &self,
-        first: usize,
-        preference: DialPreference,
-        purpose: LinkPurpose,
-    ) -> Result<NewLink, UplinkFailure> {
+    pub(crate) async fn connect(&self, first: usize, request: DialRequest) -> Result<NewLink, UplinkFailure> {
         let mut failed = UplinkFailure { is_denied: true, ..UplinkFailure::default() };
         let mut order = dial_order(first, self.servers.len());
         let mut attempts = FuturesUnordered::new();
         loop {
             if let Some(server) = order.next() {
-                let attempt = self.connect_to(server, preference, purpose);
+                let attempt = self.connect_to(server, request);
                 attempts.push(async move { (server, attempt.await) });
             }
             let (server, made) = tokio::select! {
@@ -230,32 +231,21 @@ impl LinkDialer {
     }
 
     /// Dials a link to that server only, and counts a failure. Cancel safe: dropping the future leaves no link.
-    pub(crate) async fn connect_to(
-        &self,
-        server: usize,
-        preference: DialPreference,
-        purpose: LinkPurpose,
-    ) -> anyhow::Result<NewLink> {
-        self.try_connect(server, preference, purpose).await.map_err(
-            |DialFailure { reason, error, .. }| {
-                self.link_context.metrics.link_dial_failures.count(reason);
-                error
-            },
-        )
+    pub(crate) async fn connect_to(&self, server: usize, request: DialRequest) -> anyhow::Result<NewLink> {
+        self.try_connect(server, request).await.map_err(|DialFailure { reason, error, .. }| {
+            self.link_context.metrics.link_dial_failures.count(reason);
+            error
+        })
     }
 
-    async fn try_connect(
-        &self,
-        server: usize,
-        preference: DialPreference,
-        purpose: LinkPurpose,
-    ) -> Result<NewLink, DialFailure> {
+    async fn try_connect(&self, server: usize, request: DialRequest) -> Result<NewLink, DialFailure> {
+        let purpose = request.purpose;
         let tokens = self.tokens.load();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let connect = async |again: Option<SocketAddr>| {
-            let preference = again.map_or(preference, |at| DialPreference { to: Some(at), ..preference });
-            let dialled = timeout(CONNECT_TIMEOUT, self.dial(to, preference)).await;
+            let request = DialRequest { to: again.or(request.to), ..request };
+            let dialled = timeout(CONNECT_TIMEOUT, self.dial(to, request)).await;
             let late = |_| anyhow!(messages::no_connection_within(CONNECT_TIMEOUT));
             let socket = dialled.map_err(late).map_err(failed("timeout"))??;
             let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
@@ -420,7 +410,7 @@ impl LinkDialer {
         self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()
     }
 
-    async fn dial(&self, to: &ServerEndpoint, preference: DialPreference) -> Result<TcpStream, DialFailure> {
+    async fn dial(&self, to: &ServerEndpoint, request: DialRequest) -> Result<TcpStream, DialFailure> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
         let resolved = self.resolve(proxy.map_or(&to.at, OutboundProxy::at)).await;
         let (addresses, failure) = resolved.map_err(failed("dns"))?;
@@ -429,7 +419,7 @@ impl LinkDialer {
                 return proxy.connect(&addresses, &to.at, CONNECT_TIMEOUT).await.map_err(failed("proxy"));
             }
             let mut addresses = dial::in_order(&to.at.host, &addresses);
-            addresses.sort_by_key(|at| preference.rank(*at));
+            addresses.sort_by_key(|at| request.rank(*at));
             dial_in_order(&to.at.host, &addresses, CONNECT_TIMEOUT).await.map_err(|why| {
                 let reason = why.reason();
                 let named = Some(&to.at).filter(|_| self.servers.len() > 1);
@@ -491,7 +481,8 @@ mod tests {
         let at = |last: u8| SocketAddr::from(([10, 0, 0, last], 9000));
         let sorted = |to, not| {
             let mut addresses = [at(1), at(2), at(3), at(4)];
-            addresses.sort_by_key(|at| DialPreference { to, exclude: not }.rank(*at));
+            let request = DialRequest { to, exclude: not, ..DialRequest::new(LinkPurpose::Primary) };
+            addresses.sort_by_key(|at| request.rank(*at));
             addresses.map(|at| match at.ip() {
                 std::net::IpAddr::V4(ip) => ip.octets()[3],
                 std::net::IpAddr::V6(_) => 0,

@@ -16,7 +16,7 @@ use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::SecretString;
 use crate::paths::uplinks::Uplinks;
-use crate::uplink::link_dialer::{DialPreference, LinkDialer, NewLink, UplinkFailure};
+use crate::uplink::link_dialer::{DialRequest, LinkDialer, NewLink, UplinkFailure};
 use crate::uplink::moves::{ListPlace, MAX_DIALS, dial_elsewhere};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
@@ -35,23 +35,24 @@ use tunnel_proto::hello::LinkPurpose;
 #[derive(Debug)]
 pub(crate) struct Reconnector {
     pub(crate) dialer: LinkDialer,
-    pub(crate) link_context: LinkContext,
+    /// That of the dialer.
+    pub(super) link_context: LinkContext,
     /// Serves incoming sessions; `None` at a user's program, which accepts none.
-    pub(crate) acceptor: Option<SessionAcceptor>,
-    pub(crate) sessions: Drain,
-    pub(crate) readiness: Readiness,
-    pub(crate) uplinks: Arc<Uplinks>,
+    acceptor: Option<SessionAcceptor>,
+    sessions: Drain,
+    readiness: Readiness,
+    pub(super) uplinks: Arc<Uplinks>,
     /// Notified when the edge should dial at once: a replaced link was closed, the network changed, or a certificate
     /// was issued.
-    pub(crate) redial: Notify,
+    redial: Notify,
     /// Detects a proxy that closes links after a number of bytes.
-    pub(crate) sent_until_closed: Mutex<SentUntilClosed>,
+    sent_until_closed: Mutex<SentUntilClosed>,
 }
 
 /// The link that is served, and where it leads.
 pub(super) struct CurrentLink {
     pub(super) link: Arc<Link>,
-    place: ListPlace,
+    pub(super) place: ListPlace,
     /// The dialled address; `None` through a proxy.
     at: Option<SocketAddr>,
     /// The tokens when the link was dialled.
@@ -59,9 +60,9 @@ pub(super) struct CurrentLink {
 }
 
 impl CurrentLink {
-    /// Prefers the address of this link.
-    fn preference(&self) -> DialPreference {
-        DialPreference { to: self.at, exclude: None }
+    /// Returns the request for another link to its server, where sessions resume at once.
+    pub(super) fn request(&self, purpose: LinkPurpose) -> DialRequest {
+        DialRequest { to: self.at, ..DialRequest::new(purpose) }
     }
 }
 
@@ -102,6 +103,29 @@ struct ReconnectPlan {
 }
 
 impl Reconnector {
+    /// Creates it; dials nothing.
+    pub(crate) fn new(
+        dialer: LinkDialer,
+        acceptor: Option<SessionAcceptor>,
+        sessions: Drain,
+        readiness: Readiness,
+        uplinks: Arc<Uplinks>,
+    ) -> Arc<Self> {
+        let link_context = dialer.link_context.clone();
+        let redial = Notify::new();
+        let sent_until_closed = Mutex::default();
+        Arc::new(Self {
+            dialer,
+            link_context,
+            acceptor,
+            sessions,
+            readiness,
+            uplinks,
+            redial,
+            sent_until_closed,
+        })
+    }
+
     /// Keeps a link until the edge or program stops: dials one, unless it is `made` already, serves it, and replaces
     /// it.
     pub(crate) async fn run(self: Arc<Self>, made: Option<NewLink>) {
@@ -128,7 +152,7 @@ impl Reconnector {
             return Some(*made);
         }
         let links = &self.link_context.drain;
-        let preference = DialPreference { to: None, exclude: next.exclude };
+        let request = DialRequest { exclude: next.exclude, ..DialRequest::new(LinkPurpose::Primary) };
         let mut is_urgent = true;
         loop {
             let mut pause = redial.backoff.pause(rand::random());
@@ -148,7 +172,7 @@ impl Reconnector {
                     continue;
                 }
             }
-            let dialling = self.dialer.connect(next.place.server, preference, LinkPurpose::Primary);
+            let dialling = self.dialer.connect(next.place.server, request);
             let failure = match links.run_until(dialling).await? {
                 Ok(made) => return Some(made),
                 Err(failure) => failure,
@@ -281,7 +305,7 @@ impl Reconnector {
     ) -> Succession {
         // At the same server, where sessions resume at once, or else at another one.
         let outrun = backup.race(&current.link, || {
-            self.dialer.connect(current.place.server, current.preference(), LinkPurpose::Backup)
+            self.dialer.connect(current.place.server, current.request(LinkPurpose::Backup))
         });
         tokio::select! {
             made = self.fail_back(current) => Succession::FailedBack(Box::new(made)),
@@ -307,9 +331,9 @@ impl Reconnector {
             info!(server_addr = %to, "server requested a link to another server");
             // An address that the list does not have is ignored: a server cannot make an edge dial anything else.
             let first = self.dialer.server_at(to).await.unwrap_or(current.place.server + 1);
-            let preference = DialPreference { to: Some(to), exclude: current.at };
             // The current server must not close its link if a load balancer leads there again.
-            let dial = || self.dialer.connect(first, preference, LinkPurpose::Backup);
+            let request = DialRequest { purpose: LinkPurpose::Backup, to: Some(to), exclude: current.at };
+            let dial = || self.dialer.connect(first, request);
             let process = |made: &NewLink| made.reader.link.instance;
             let dials = if self.dialer.has_one_address().await { 1 } else { MAX_DIALS };
             match dial_elsewhere(current.link.instance, dials, dial, process).await {
@@ -317,15 +341,6 @@ impl Reconnector {
                 None => info!(link = %current.link.id, "no other server reached, link stays"),
             }
         }
-    }
-
-    /// Dials another link to the server of the current one, where sessions resume at once.
-    pub(super) async fn dial_same_server(
-        &self,
-        current: &CurrentLink,
-        purpose: LinkPurpose,
-    ) -> anyhow::Result<NewLink> {
-        self.dialer.connect_to(current.place.server, current.preference(), purpose).await
     }
 
     /// Links to another server as well, whenever the current one does not find a node. Servers that have lost each other
@@ -345,7 +360,7 @@ impl Reconnector {
             }
             let mut is_linked = false;
             for server in (0..servers).filter(|server| *server != current.place.server) {
-                let made = self.dialer.connect_to(server, DialPreference::default(), purpose);
+                let made = self.dialer.connect_to(server, DialRequest::new(purpose));
                 let Ok(Ok(NewLink { reader, .. })) = timeout(OTHER_SERVER_TIMEOUT, made).await else {
                     continue;
                 };
@@ -383,8 +398,7 @@ impl Reconnector {
             sleep(FAIL_BACK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
             for preferred in preferred.clone() {
                 // Both entries may lead to one server, which must not close the earlier link before it is handed over.
-                match self.dialer.connect_to(preferred, DialPreference::default(), LinkPurpose::Backup).await
-                {
+                match self.dialer.connect_to(preferred, DialRequest::new(LinkPurpose::Backup)).await {
                     Ok(made) => return made,
                     Err(why) => {
                         debug!(server = self.dialer.display_name(preferred), error = %format_args!("{why:#}"), "preferred server not reachable")
@@ -418,7 +432,8 @@ impl Reconnector {
                     continue;
                 }
             }
-            match self.dial_same_server(current, LinkPurpose::Backup).await {
+            let request = current.request(LinkPurpose::Backup);
+            match self.dialer.connect_to(current.place.server, request).await {
                 Ok(made) => return made,
                 Err(why) => {
                     let text = self.dialer.no_link(&why);
@@ -507,7 +522,7 @@ impl Reconnector {
 ///
 /// A link is one request. A proxy that limits the size of a request closes each link after as many bytes.
 #[derive(Debug, Default)]
-pub(crate) struct SentUntilClosed {
+struct SentUntilClosed {
     bytes: u64,
     links: u32,
 }

@@ -14,6 +14,7 @@ use tokio::time::{Instant, advance};
 use tunnel_base::metrics::Metrics;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::Remote;
+use tunnel_proto::hello::LinkPurpose;
 use tunnel_proto::names::NodeName;
 use tunnel_proto::state::LinkId;
 
@@ -21,7 +22,7 @@ use super::*;
 use crate::registry::balance::pause;
 use crate::registry::peers::node_counts::{ANNOUNCE_INTERVAL, PeerLoad};
 use crate::registry::{LinkedNode, Registry};
-use crate::uplink::link_dialer::DialPreference;
+use crate::uplink::link_dialer::DialRequest;
 use crate::uplink::reconnect::FAIL_BACK_INTERVAL;
 
 /// What the edges' list of servers contains.
@@ -89,7 +90,7 @@ impl Cloud {
             let link = Link::new(LinkId(0), Remote::Edge(node.clone()), Some(process));
             let place = ListPlace::default();
             cloud.edges.push(Edge { node, process, place, at: 0, link, fails_back_at: Instant::now() });
-            let (place, at) = cloud.dial(0, DialPreference::default()).unwrap();
+            let (place, at) = cloud.dial(0, DialRequest::new(LinkPurpose::Primary)).unwrap();
             cloud.link(number, place, at);
         }
         cloud
@@ -101,7 +102,7 @@ impl Cloud {
     }
 
     /// Dials as an edge's `LinkDialer` does. Returns the entry and the server.
-    fn dial(&self, first: usize, hint: DialPreference) -> Option<(usize, usize)> {
+    fn dial(&self, first: usize, hint: DialRequest) -> Option<(usize, usize)> {
         dial_order(first, self.entries()).find_map(|entry| {
             let mut servers: Vec<_> = match self.list {
                 ServerList::Addresses => vec![entry],
@@ -137,8 +138,11 @@ impl Cloud {
         let peers = self.servers.iter().filter(|peer| peer.accepts && peer.own != *own);
         let peers: Vec<_> = peers.map(|peer| PeerLoad { at: peer.at, nodes: peer.reported }).collect();
         let Some((to, links)) = registry.links_to_move(&peers) else { return };
-        let (here, own, hint) =
-            (registry.node_count(), *own, DialPreference { to: Some(to), exclude: Some(*at) });
+        let (here, own, hint) = (
+            registry.node_count(),
+            *own,
+            DialRequest { purpose: LinkPurpose::Backup, to: Some(to), exclude: Some(*at) },
+        );
         for link in &links {
             assert!(link.request_move(to));
             let node = link.peer.node().unwrap();
@@ -193,7 +197,7 @@ impl Cloud {
         self.servers[server].accepts = false;
         for edge in 0..self.edges.len() {
             if self.edges[edge].at == server {
-                let hint = DialPreference { to: None, exclude: Some(at) };
+                let hint = DialRequest { exclude: Some(at), ..DialRequest::new(LinkPurpose::Primary) };
                 let (entry, at) = self.dial(self.edges[edge].place.server, hint).unwrap();
                 self.link(edge, entry, at);
             }
