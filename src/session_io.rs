@@ -96,7 +96,8 @@ impl OpenSession {
 pub(crate) const REVOKED: &str = "revoked";
 
 /// The party at this end of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
+#[display(rename_all = "lowercase")]
 pub enum LocalParty {
     /// A client: this end is a listener.
     Client,
@@ -105,13 +106,6 @@ pub enum LocalParty {
 }
 
 impl LocalParty {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Target => "target",
-        }
-    }
-
     fn other(self) -> Self {
         match self {
             Self::Client => Self::Target,
@@ -129,7 +123,7 @@ impl LocalParty {
 
     /// Returns the prefix of the text that both ends log after this party's connection has failed; an error follows.
     fn failure(self) -> String {
-        format!("the {}'s connection failed: ", self.name())
+        format!("the {self}'s connection failed: ")
     }
 
     /// Returns the fixed word for a session that the remote reset: the same word as at the remote if a connection
@@ -230,8 +224,8 @@ pub async fn bridge_sessions(
 /// Returns which side ended a session and why, as a word and a text. Side A is the connection of `local`.
 fn end_reason(ended: CopyEnd, local: LocalParty, reset: Option<&SessionError>) -> (&'static str, String) {
     match (ended.by, ended.how) {
-        (Side::A, EndKind::Finished) => ("ok", format!("the {} finished first", local.name())),
-        (Side::B, EndKind::Finished) => ("ok", format!("the {} finished first", local.other().name())),
+        (Side::A, EndKind::Finished) => ("ok", format!("the {local} finished first")),
+        (Side::B, EndKind::Finished) => ("ok", format!("the {} finished first", local.other())),
         (Side::A, EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind)) => {
             (local.failed(), local.failure() + &kind.to_string())
         }
