@@ -333,7 +333,7 @@ impl PlainRemoteReader {
             self.metrics.read_pauses.inc();
             // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
             let pause = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
-            let _ = timeout(pause, self.remote.shared.taken()).await;
+            let _ = timeout(pause, self.remote.shared.taken.notified()).await;
             self.pauses.add(fed, now.elapsed(), Instant::now());
             paused = true;
         }

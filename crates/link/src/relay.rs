@@ -61,8 +61,7 @@ impl RelayTable {
     pub(crate) fn watch_end(&self, attempt: &Attempt) -> oneshot::Receiver<RelayOutcome> {
         let (reply, end) = oneshot::channel();
         let mut bindings = self.bindings.lock();
-        if let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt))
-        {
+        if let Some(binding) = bindings.of(attempt) {
             let down = binding.opener_leg.queue.clone();
             let up = None;
             binding.watch = Some(BindingEndReporter { down, up, why: None, reply: Some(reply) });
@@ -144,8 +143,7 @@ impl RelayTable {
     pub(crate) fn bind_acceptor(&self, attempt: &Attempt, to: &Arc<Link>, frame: SessionFrame, sought: bool) {
         let acceptor_leg = self.new_leg(attempt, to);
         let mut bindings = self.bindings.lock();
-        let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor_leg.is_none();
-        let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(waits) else { return };
+        let Some(binding) = bindings.of(attempt).filter(|known| known.acceptor_leg.is_none()) else { return };
         binding.acceptor_leg = Some(acceptor_leg.clone());
         if let (Remote::User(_), SessionFrame::Open { target, .. }) = (&attempt.from.peer, &frame) {
             binding.place = Some(Box::new((attempt.key.node.clone(), target.clone())));
@@ -168,10 +166,7 @@ impl RelayTable {
     /// its opener.
     pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
         let mut bindings = self.bindings.lock();
-        let Some(known) = bindings.all.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt))
-        else {
-            return;
-        };
+        let Some(known) = bindings.of(attempt) else { return };
         let seeker = known.seeker.take();
         let binding = if known.acceptor_leg.is_none() { bindings.remove(&attempt.key.id) } else { None };
         drop(bindings);
@@ -189,7 +184,7 @@ impl RelayTable {
 
     /// Returns the state of the attempt.
     pub(crate) fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
-        match self.bindings.lock().all.get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
+        match self.bindings.lock().of(attempt) {
             Some(Binding { acceptor_leg: None, .. }) => AttemptState::Searching,
             Some(Binding { seeker: Some(_), .. }) => AttemptState::Pending,
             _ => AttemptState::Done,

@@ -21,7 +21,6 @@ use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::link::Link;
-use crate::link::sessions::EndedLinkSessions;
 use crate::lock::{Mutex, MutexGuard};
 use crate::relay::RelayTable;
 use crate::relay::attempt::{Attempt, BindOutcome};
@@ -519,7 +518,7 @@ impl SessionTable {
     /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
     pub fn link_ended(&self, link: &Link, why: &SessionError, now: Instant) -> usize {
         let why = (!link.abilities.resumes).then(|| why.clone());
-        let EndedLinkSessions { own, relayed } = link.detach_all();
+        let (own, relayed) = link.detach_all();
         let sessions = own.len();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.lose_path(link.id, why.clone(), now);

@@ -14,8 +14,8 @@ pub struct PlainLinkState {
     pub unread: Arc<Budget>,
     /// Counts those of this link. Its limit, a quarter of the other, applies once half of that is in use.
     of_link: Arc<Budget>,
-    /// Notified when a reader has taken bytes.
-    taken: Notify,
+    /// Notified when a reader has taken bytes. Only one task may wait.
+    pub taken: Notify,
     generation: Mutex<&'static str>,
 }
 
@@ -34,16 +34,6 @@ impl PlainLinkState {
     /// Returns true if this link has more unread than its share while half of the total is in use.
     pub fn exceeds_fair_share(&self) -> bool {
         self.of_link.is_exhausted() && self.unread.used() >= self.unread.limit() / 2
-    }
-
-    /// Records that a reader has taken bytes.
-    pub fn on_taken(&self) {
-        self.taken.notify_one();
-    }
-
-    /// Waits until a reader has taken bytes. Only one task may wait. Cancel safe.
-    pub async fn taken(&self) {
-        self.taken.notified().await;
     }
 
     /// Returns the name of the remote's generation.

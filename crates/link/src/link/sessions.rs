@@ -144,15 +144,6 @@ enum SupersededQueue {
     New,
 }
 
-/// What ran on a link that has ended, in the order of joining.
-#[derive(Debug, Default)]
-pub(crate) struct EndedLinkSessions {
-    /// Sessions with an end in this process.
-    pub(crate) own: Vec<SessionId>,
-    /// Relayed sessions.
-    pub(crate) relayed: Vec<SessionId>,
-}
-
 /// Returns the sessions in the order of their numbers.
 fn in_order(mut numbered: Vec<(u64, SessionId)>) -> Vec<SessionId> {
     numbered.sort_unstable();
@@ -242,15 +233,16 @@ impl Link {
         sessions.own.all.keys().chain(sessions.relayed.all.keys()).copied().collect()
     }
 
-    /// Closes the link for good and returns all sessions that ran on it.
-    pub(crate) fn detach_all(&self) -> EndedLinkSessions {
+    /// Closes the link for good. Returns the sessions with an end in this process that ran on it, and the relayed ones,
+    /// each in the order of joining.
+    pub(crate) fn detach_all(&self) -> (Vec<SessionId>, Vec<SessionId>) {
         self.close();
         let (own, relayed) = {
             let sessions = &mut self.lock().sessions;
             sessions.ended = true;
             (std::mem::take(&mut sessions.own), std::mem::take(&mut sessions.relayed))
         };
-        EndedLinkSessions { own: in_order(own.numbered(None)), relayed: in_order(relayed.numbered(None)) }
+        (in_order(own.numbered(None)), in_order(relayed.numbered(None)))
     }
 
     /// Runs `step` on the sessions of the link. Returns `None` if the link has ended.

@@ -23,6 +23,12 @@ pub(super) struct Bindings {
 }
 
 impl Bindings {
+    /// Returns the binding that an attempt has made, if it has no newer one.
+    pub(super) fn of(&mut self, attempt: &Attempt) -> Option<&mut Binding> {
+        let known = self.all.get_mut(&attempt.key.id);
+        known.filter(|known| known.epoch == attempt.epoch && known.opener_leg.link.id == attempt.from.id)
+    }
+
     pub(super) fn insert(&mut self, id: SessionId, binding: Binding) -> Option<Binding> {
         let before = self.remove(&id);
         if let Some(requester) = binding.opener_leg.link.peer.requester() {
@@ -131,11 +137,6 @@ pub(super) struct Binding {
 }
 
 impl Binding {
-    /// Returns true if this attempt created the binding.
-    pub(super) fn is_of(&self, attempt: &Attempt) -> bool {
-        self.epoch == attempt.epoch && self.opener_leg.link.id == attempt.from.id
-    }
-
     /// Records why the session ends, if there is a reason. The first one is the cause of the others.
     pub(super) fn note_end(&mut self, why: Option<&SessionError>) {
         if let (Some(watch), Some(why)) = (&mut self.watch, why) {

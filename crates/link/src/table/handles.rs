@@ -344,7 +344,7 @@ impl ChunkStream for Session {
             ((read, replaced, plain), Actions::default())
         });
         if let Some(plain) = plain {
-            plain.on_taken();
+            plain.taken.notify_one();
         }
         read
     }
