@@ -131,8 +131,8 @@ impl LinkCaller {
     /// Parses a request's metadata. `certified` is true if the connection presented a server's certificate.
     pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
         match headers.get(&ROLE).map(HeaderValue::as_bytes) {
-            Some(PEER) => {}
-            Some(CLIENT) => return UserHello::from_request(headers).map(Self::User),
+            Some(b"peer") => {}
+            Some(b"client") => return UserHello::from_request(headers).map(Self::User),
             _ => return EdgeHello::from_request(headers).map(Self::Edge),
         }
         if headers.contains_key(http::header::AUTHORIZATION) {
@@ -213,10 +213,12 @@ impl EdgeHello {
         let node = node.parse().map_err(|e: NameError| HelloError::BadName(e.to_string()))?;
         let instance = remote_instance(headers)?;
         let purpose = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
-            None | Some(EDGE) if instance.is_some() && is_backup(headers) => LinkPurpose::Backup,
-            None | Some(EDGE) => LinkPurpose::Primary,
-            Some(INTERACTIVE) if instance.is_some() => LinkPurpose::Interactive,
-            Some(OPENER) if instance.is_some() => LinkPurpose::Opener,
+            // A caller without a role is an edge, too.
+            None | Some(b"edge") if instance.is_some() && is_backup(headers) => LinkPurpose::Backup,
+            None | Some(b"edge") => LinkPurpose::Primary,
+            Some(b"interactive") if instance.is_some() => LinkPurpose::Interactive,
+            // An older server refuses it.
+            Some(b"opener") if instance.is_some() => LinkPurpose::Opener,
             Some(role) => {
                 return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
             }
@@ -385,16 +387,6 @@ const WEBSOCKET: HeaderName = HeaderName::from_static("tunnel-websocket");
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// Header with the machine of a user who proves herself by a certificate.
 const DEVICE: HeaderName = HeaderName::from_static("tunnel-device");
-/// Role of a server.
-const PEER: &[u8] = b"peer";
-/// Role of an edge. A caller without a role is an edge, too.
-const EDGE: &[u8] = b"edge";
-/// Role of a user's program.
-const CLIENT: &[u8] = b"client";
-/// Role of an edge's interactive link.
-const INTERACTIVE: &[u8] = b"interactive";
-/// Role of an edge's link for sessions that it opens, while its node is found at another server. An older server refuses it.
-const OPENER: &[u8] = b"opener";
 
 /// The members of the JSON in `authorization`. Their names are case-insensitive, as in Go.
 struct AuthorizationMembers(serde_json::Map<String, serde_json::Value>);

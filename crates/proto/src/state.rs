@@ -80,29 +80,23 @@ enum PendingFrame {
 impl SessionState {
     /// Creates an opener without a path.
     pub fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
-        Self::new(SessionRole::Opener { target, client }, Phase::Opening, 0, None, send, recv)
+        Self::new(SessionRole::Opener { target, client }, send, recv)
     }
 
     /// Creates an acceptor for an Open from link `from`. It may send below `limit` once it accepts.
     pub fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
         // Nothing was sent, so only an offset other than 0 could fail.
         let _ = send.acknowledge(0, limit);
-        Self::new(SessionRole::Acceptor, Phase::Accepting, epoch, Some(from), send, recv)
+        let end = Self::new(SessionRole::Acceptor, send, recv);
+        Self { phase: Phase::Accepting, epoch, path: Some(from), ..end }
     }
 
-    fn new(
-        role: SessionRole,
-        phase: Phase,
-        epoch: u64,
-        path: Option<LinkId>,
-        send: SendHalf,
-        recv: RecvHalf,
-    ) -> Self {
+    fn new(role: SessionRole, send: SendHalf, recv: RecvHalf) -> Self {
         Self {
             role,
-            phase,
-            epoch,
-            path,
+            phase: Phase::Opening,
+            epoch: 0,
+            path: None,
             instance: None,
             place: None,
             open_unanswered: false,
