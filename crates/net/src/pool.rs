@@ -115,8 +115,8 @@ const MAX_IDLE_BUFFERS: usize = 64;
 
 /// Reads shorter than this are copied.
 ///
-/// So a pinned buffer is at least a quarter full, and a whole TLS record (16 KiB) is still passed on without copying.
-const COPY_BELOW: usize = BUFFER / 4;
+/// So the bytes that a budget counts take at most a third more memory, whatever the size of a target's writes.
+const COPY_BELOW: usize = BUFFER / 4 * 3;
 
 #[cfg(test)]
 mod tests {
@@ -139,6 +139,16 @@ mod tests {
         let pool = BufferPool::new();
         let one = pool.take().freeze(1);
         assert_eq!((one.len(), pool.idle()), (1, 1));
+    }
+
+    #[test]
+    fn bytes_that_are_kept_take_little_more_memory_than_they_are() {
+        let pool = BufferPool::new();
+        for length in [1, BUFFER / 4, BUFFER / 2, BUFFER / 4 * 3, BUFFER] {
+            let kept = pool.take().freeze(length);
+            let pinned = if pool.idle() == 0 { BUFFER } else { length };
+            assert!(pinned * 3 <= length * 4, "{pinned} for {}", kept.len());
+        }
     }
 
     #[test]

@@ -165,11 +165,6 @@ impl Reservation {
         self.held
     }
 
-    /// Like [`Budget::is_overdrawn`].
-    pub(crate) fn is_overdrawn(&self) -> bool {
-        self.budget.is_overdrawn()
-    }
-
     /// Like [`Budget::pressure`].
     pub(crate) fn pressure(&self) -> u32 {
         self.budget.pressure()

@@ -350,7 +350,7 @@ impl ChunkStream for Session {
     }
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        let (written, is_overdrawn, _replaced) = self.shared.with_state(|inner| {
+        let (written, _replaced) = self.shared.with_state(|inner| {
             let mut replaced = None;
             let written = if let Some(why) = over(&inner.state, write_failure(&inner.state)) {
                 Poll::Ready(Err(why))
@@ -361,10 +361,13 @@ impl ChunkStream for Session {
                 replaced = store_waker(&mut inner.writer, cx);
                 Poll::Pending
             };
-            ((written, inner.state.send.is_overdrawn(), replaced), Actions::default())
+            ((written, replaced), Actions::default())
         });
-        if is_overdrawn {
-            self.shared.evict_largest();
+        if written.is_ready()
+            && let Some(table) = self.shared.table.upgrade()
+            && table.unacked.is_overdrawn()
+        {
+            table.evict_largest();
         }
         written
     }

@@ -33,7 +33,7 @@ pub(crate) struct SharedSession {
     /// Id, category and node.
     pub key: SessionKey,
     /// The table that it is in. Its locks are never taken under the session's.
-    table: Weak<SessionTable>,
+    pub(super) table: Weak<SessionTable>,
     /// When it was created.
     pub(super) started: Instant,
     /// The client's user or address, with which the session counts.
@@ -222,13 +222,6 @@ impl SharedSession {
             let actions = if closes { abandoned } else { inner.state.evict().1 };
             ((), Actions { read: true, ..actions })
         });
-    }
-
-    /// Makes room in the overdrawn budget of its table.
-    pub(super) fn evict_largest(&self) {
-        if let Some(table) = self.table.upgrade() {
-            table.evict_largest();
-        }
     }
 
     /// Reads the protocol state under the lock.

@@ -21,8 +21,10 @@ use crate::halves::{FlowControlError, PIECE, as_u64, joined};
 pub struct SendHalf {
     /// Bytes starting at `base`, in the pieces in which they were written.
     kept: VecDeque<Bytes>,
-    /// Cost of [`Self::kept`]: its bytes, and an overhead for each piece.
+    /// Cost of [`Self::kept`]: its pieces with an overhead for each.
     cost: Reservation,
+    /// Bytes of the first piece that are acknowledged, and still take memory.
+    acked: usize,
     base: u64,
     next: u64,
     /// Highest value of `next` so far, including the end: the remote may have received this much.
@@ -42,6 +44,7 @@ impl SendHalf {
         Self {
             kept: VecDeque::new(),
             cost,
+            acked: 0,
             base: 0,
             next: 0,
             reached: 0,
@@ -69,11 +72,6 @@ impl SendHalf {
         self.cost.size()
     }
 
-    /// Returns true if all sessions together keep far more than their budget.
-    pub fn is_overdrawn(&self) -> bool {
-        self.cost.is_overdrawn()
-    }
-
     /// Stops the owner once something waits, until the remote announces a limit again: nobody reads for long.
     pub fn stall(&mut self) {
         self.limit = self.limit.min(self.written);
@@ -90,7 +88,9 @@ impl SendHalf {
             if self.cursor == (last + 1, 0) {
                 self.cursor = (last, tail.len());
             }
-            self.cost.resize(self.cost.size() + bytes.len());
+            // What is acknowledged of the first piece is not copied.
+            let freed = if last == 0 { std::mem::take(&mut self.acked) } else { 0 };
+            self.cost.resize((self.cost.size() + bytes.len()).saturating_sub(freed));
             *tail = joined(std::mem::take(tail), &bytes);
             return;
         }
@@ -201,6 +201,7 @@ impl SendHalf {
     pub(crate) fn forget(&mut self) {
         self.kept.clear();
         self.cost.resize(0);
+        self.acked = 0;
         self.cursor = (0, 0);
         self.base = self.written;
         self.next = self.written;
@@ -239,13 +240,18 @@ impl SendHalf {
             let acked = received - self.base;
             if acked >= as_u64(front.len()) {
                 self.base += as_u64(front.len());
-                self.cost.resize(self.cost.size().saturating_sub(front.len() + PIECE));
+                let freed = std::mem::take(&mut self.acked) + front.len() + PIECE;
+                self.cost.resize(self.cost.size().saturating_sub(freed));
                 self.kept.pop_front();
                 self.cursor = if self.cursor.0 == 0 { (0, 0) } else { (self.cursor.0 - 1, self.cursor.1) };
             } else {
                 let part = usize::try_from(acked).unwrap_or(front.len());
-                self.cost.resize(self.cost.size().saturating_sub(part));
+                self.acked += part;
                 front.advance(part);
+                if front.len() < self.acked {
+                    *front = Bytes::copy_from_slice(front);
+                    self.cost.resize(self.cost.size().saturating_sub(std::mem::take(&mut self.acked)));
+                }
                 self.base = received;
                 if self.cursor.0 == 0 {
                     self.cursor.1 = self.cursor.1.saturating_sub(part);
@@ -408,6 +414,21 @@ mod tests {
         assert_eq!((half.written(), half.unsent()), (80 * 1024 + 100, 16 * 1024 + 100));
         half.acknowledge(0, 81 * 1024).unwrap();
         assert!(half.has_room(), "the limit was raised");
+    }
+
+    #[test]
+    fn a_piece_costs_all_its_bytes_until_most_of_them_are_acknowledged() {
+        let mut half = half();
+        half.acknowledge(0, u64::MAX).unwrap();
+        half.write(vec![0; 1000].into());
+        half.write(vec![0; 1000].into());
+        half.take(MAX_FRAME);
+        let costs = [500, 501, 999, 1000, 2000].map(|received| {
+            half.acknowledge(received, u64::MAX).unwrap();
+            half.memory()
+        });
+        let whole = 1000 + PIECE;
+        assert_eq!(costs, [2 * whole, 499 + PIECE + whole, 1 + PIECE + whole, whole, 0]);
     }
 
     #[test]
