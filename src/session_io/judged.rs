@@ -36,7 +36,7 @@ struct Shared {
     /// The sessions by number, in the order in which they were added.
     open: Mutex<BTreeMap<u64, Weak<Inner>>>,
     /// Sessions that lost their path through this process, with the time until which they may resume.
-    parked: Mutex<FairMap<Box<str>, SessionId, (Instant, JudgedSession)>>,
+    parked: Mutex<FairMap<Arc<str>, SessionId, (Instant, JudgedSession)>>,
     next: AtomicU64,
     /// The first second (Unix time) in which a judgement may change with time alone.
     due: AtomicU64,
@@ -176,7 +176,7 @@ impl JudgedSessions {
     /// time, it is listed, judged and ended like others.
     pub(crate) fn park(&self, judged: JudgedSession, until: Instant) {
         self.forget_parked();
-        let user = judged.0.subject.user.clone().unwrap_or_default();
+        let user = judged.0.subject.user.as_deref().unwrap_or_default().into();
         if let Some(id) = judged.0.subject.id {
             self.0.parked.lock().insert(&user, id, (until, judged), Instant::now());
         }

@@ -8,19 +8,25 @@ use tokio::time::Instant;
 
 /// A bounded map that sources share fairly: a source that fills the map does not push out data about others.
 ///
-/// Each call costs a few steps in ordered sets of any size. An entry takes about 300 bytes.
+/// Each call costs a few steps in ordered sets of any size. An entry takes about 450 bytes, also if its
+/// source has no other.
 #[derive(Debug)]
 pub struct FairMap<S, K, V> {
     most: usize,
     entries: HashMap<K, Entry<S, V>>,
-    /// The keys of each source, in the order in which it loses them: idle ones first, then by time.
-    by_source: HashMap<S, BTreeSet<(bool, Instant, K)>>,
+    /// All keys by source, in the order in which it loses them. One set for all takes less memory than one for each.
+    by_source: BTreeSet<(S, Option<Place<K>>)>,
+    /// The number of keys of each source.
+    counts: HashMap<S, usize>,
     /// Sources by their number of keys. Of those with equally many, the last one has been idle for longest.
     by_count: BTreeSet<SourceRank<S>>,
 }
 
 /// The number of keys of a source, and the position of the first one that it loses.
 type SourceRank<S> = (usize, Reverse<(bool, Instant)>, S);
+
+/// The place of a key among those of its source: idle ones first, then by time.
+type Place<K> = (bool, Instant, K);
 
 /// A value in a [`FairMap`], with its position among those of its source.
 #[derive(Debug)]
@@ -58,7 +64,8 @@ pub struct Removed<S, K, V> {
 impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
     /// Creates a map for at most `most` entries.
     pub fn new(most: usize) -> Self {
-        Self { most, entries: HashMap::new(), by_source: HashMap::new(), by_count: BTreeSet::new() }
+        let (by_source, by_count) = Default::default();
+        Self { most, entries: HashMap::new(), by_source, counts: HashMap::new(), by_count }
     }
 
     /// Returns the number of entries.
@@ -73,17 +80,12 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
 
     /// Returns the number of entries of a source.
     pub fn count(&self, source: &S) -> usize {
-        self.by_source.get(source).map_or(0, BTreeSet::len)
+        self.counts.get(source).copied().unwrap_or_default()
     }
 
     /// Returns the value of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
-    }
-
-    /// Returns the value of a key for changes, and makes its entry the newest of its source.
-    pub fn renew(&mut self, key: &K, now: Instant) -> Option<&mut V> {
-        self.mark(key, false, now)
     }
 
     /// Marks an entry as active or idle as of `now`, and returns its value. A source loses its idle entries first.
@@ -92,10 +94,7 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
         let before = (entry.active, entry.since, *key);
         (entry.active, entry.since) = (active, now);
         let source = entry.source.clone();
-        self.change_keys(&source, |keys| {
-            keys.remove(&before);
-            keys.insert((active, now, *key))
-        });
+        self.place(&source, Some(before), Some((active, now, *key)));
         self.entries.get_mut(key).map(|entry| &mut entry.value)
     }
 
@@ -105,14 +104,14 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
         self.remove(&key);
         let lost = if self.len() >= self.most { self.pop() } else { None };
         self.entries.insert(key, Entry { source: source.clone(), active: false, since: now, value });
-        self.change_keys(source, |keys| keys.insert((false, now, key)));
+        self.place(source, None, Some((false, now, key)));
         lost
     }
 
     /// Returns the entry that [`Self::pop`] would remove.
     pub fn victim(&self) -> Option<Victim<K>> {
         let (count, _, source) = self.by_count.last()?;
-        let (active, since, key) = *self.by_source.get(source)?.first()?;
+        let (active, since, key) = self.first(source)?;
         Some(Victim { count: *count, active, since, key })
     }
 
@@ -131,14 +130,14 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
 
     /// Removes the oldest entry of a source, and returns it.
     pub fn pop_of(&mut self, source: &S) -> Option<Removed<S, K, V>> {
-        let (_, _, key) = *self.by_source.get(source)?.first()?;
+        let (_, _, key) = self.first(source)?;
         self.remove(&key)
     }
 
     /// Removes the entry of a key, and returns it.
     pub fn remove(&mut self, key: &K) -> Option<Removed<S, K, V>> {
         let Entry { source, active, since, value } = self.entries.remove(key)?;
-        self.change_keys(&source, |keys| keys.remove(&(active, since, *key)));
+        self.place(&source, Some((active, since, *key)), None);
         Some(Removed { source, key: *key, value })
     }
 
@@ -151,24 +150,35 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
         }
         if self.entries.is_empty() {
             self.entries.shrink_to_fit();
-            self.by_source.shrink_to_fit();
+            self.counts.shrink_to_fit();
         }
     }
 
-    /// Changes the keys of a source, and its position by their number. A source without keys is removed.
-    fn change_keys(&mut self, source: &S, change: impl FnOnce(&mut BTreeSet<(bool, Instant, K)>) -> bool) {
-        let rank = |keys: &BTreeSet<(bool, Instant, K)>| {
-            keys.first().map(|(active, since, _)| (keys.len(), Reverse((*active, *since)), source.clone()))
+    /// Moves, adds or removes a key of a source, and moves the source by their number.
+    fn place(&mut self, source: &S, before: Option<Place<K>>, after: Option<Place<K>>) {
+        if let Some(rank) = self.rank(source) {
+            self.by_count.remove(&rank);
+        }
+        if before.is_some() {
+            self.by_source.remove(&(source.clone(), before));
+        }
+        self.by_source.extend(after.map(|place| (source.clone(), Some(place))));
+        match self.count(source) + usize::from(after.is_some()) - usize::from(before.is_some()) {
+            0 => self.counts.remove(source),
+            count => self.counts.insert(source.clone(), count),
         };
-        let keys = self.by_source.entry(source.clone()).or_default();
-        if let Some(before) = rank(keys) {
-            self.by_count.remove(&before);
-        }
-        change(keys);
-        match rank(keys) {
-            Some(after) => drop(self.by_count.insert(after)),
-            None => drop(self.by_source.remove(source)),
-        }
+        self.by_count.extend(self.rank(source));
+    }
+
+    fn rank(&self, source: &S) -> Option<SourceRank<S>> {
+        let (active, since, _) = self.first(source)?;
+        Some((self.count(source), Reverse((active, since)), source.clone()))
+    }
+
+    /// Returns the key that a source loses first.
+    fn first(&self, source: &S) -> Option<Place<K>> {
+        let (of, place) = self.by_source.range((source.clone(), None)..).next()?;
+        place.filter(|_| of == source)
     }
 }
 

@@ -146,7 +146,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
         let id = state.new_id();
         state.holders.insert(who, id, revoked.clone(), now);
         drop(state);
-        cancel(evicted);
+        evicted.iter().for_each(CancellationToken::cancel);
         Ok(Permit { limiter: self.clone(), id, revoked })
     }
 
@@ -187,9 +187,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
         }
         let lost =
             state.waiting.insert(who, id, PermitWaiter { granted, revoked: revoked.clone() }, Instant::now());
-        if let Some(lost) = &lost {
-            state.end_turns(&lost.source);
-        }
+        lost.iter().for_each(|lost| state.end_turns(&lost.source));
         drop(state);
         drop(lost);
         (Permit { limiter: self.clone(), id, revoked }, receiver)
@@ -199,11 +197,9 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// use this limiter at once.
     fn change(&self, change: impl FnOnce(&mut LimiterState<K>) -> LimiterWakeups) {
         let LimiterWakeups { granted, evicted } = change(&mut self.0.lock());
-        if let Some(granted) = granted {
-            // Fails only if the waiting call was dropped; its permit is then released.
-            let _ = granted.send(());
-        }
-        cancel(evicted);
+        // Sending fails only if the waiting call was dropped; its permit is then released.
+        let _ = granted.map(|granted| granted.send(()));
+        evicted.iter().for_each(CancellationToken::cancel);
     }
 }
 
@@ -240,11 +236,10 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
         let victim = self.holders.victim().ok_or(AcquireError::Total)?;
         let has_more = self.holders.count(who) + 1 < victim.count;
         let is_idle = !victim.active && now.saturating_duration_since(victim.since) >= idle_timeout;
-        let may_evict = has_more || is_idle && has_turn;
-        if !may_evict {
-            return Err(AcquireError::Total);
+        match has_more || is_idle && has_turn {
+            true => Ok(self.holders.pop().map(|evicted| evicted.value)),
+            false => Err(AcquireError::Total),
         }
-        Ok(self.holders.pop().map(|evicted| evicted.value))
     }
 
     /// Grants a permit to the source with the next turn, if one is free or can be revoked now.
@@ -279,12 +274,6 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
             self.end_turns(&left.source);
         }
         self.grant_next()
-    }
-}
-
-fn cancel(evicted: Option<CancellationToken>) {
-    if let Some(evicted) = evicted {
-        evicted.cancel();
     }
 }
 

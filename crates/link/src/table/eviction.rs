@@ -33,7 +33,7 @@ impl SessionTable {
                 continue;
             };
             let last = session.last_frame();
-            self.clients.lock().renew(&id, last);
+            self.clients.lock().mark(&id, false, last);
             if idlest.as_ref().is_none_or(|(idle, _)| last < *idle) {
                 idlest = Some((last, session));
             }

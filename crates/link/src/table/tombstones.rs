@@ -22,13 +22,12 @@ struct EndedSession {
     why: ErrorCode,
 }
 
-impl Default for Tombstones {
-    fn default() -> Self {
-        Self(FairMap::new(MAX_TOMBSTONES))
-    }
-}
-
 impl Tombstones {
+    /// Creates an empty list, for a table that has at most so many sessions.
+    pub(crate) fn new(sessions: usize) -> Self {
+        Self(FairMap::new(MAX_TOMBSTONES.min(sessions.saturating_mul(4))))
+    }
+
     /// Returns the answer to a request for a recently ended session: the remote may have missed the first answer.
     pub(crate) fn refusal(&self, id: SessionId) -> Option<SessionError> {
         self.0.get(&id).map(|ended| SessionError::new(ended.why, "session has ended"))
@@ -68,7 +67,7 @@ pub(crate) fn unknown_session() -> SessionError {
     SessionError::new(ErrorCode::UnknownSession, why)
 }
 
-/// Maximum number of ids of ended sessions.
+/// Maximum number of ids of ended sessions: 4 MiB. A process with little memory keeps four for each of its sessions.
 const MAX_TOMBSTONES: usize = 8192;
 
 #[cfg(test)]
@@ -77,7 +76,7 @@ mod tests {
 
     #[test]
     fn who_missed_the_first_refusal_learns_its_code_from_the_next() {
-        let (mut ended, id, now) = (Tombstones::default(), SessionId::from_bits(1), Instant::now());
+        let (mut ended, id, now) = (Tombstones::new(1), SessionId::from_bits(1), Instant::now());
         assert_eq!(ended.refusal(id), None);
         for (why, expected) in [
             (Some(ErrorCode::Overloaded), ErrorCode::Overloaded),
@@ -95,7 +94,7 @@ mod tests {
 
     #[test]
     fn who_ends_many_sessions_drives_out_none_of_another() {
-        let (mut ended, now) = (Tombstones::default(), Instant::now());
+        let (mut ended, now) = (Tombstones::new(MAX_TOMBSTONES), Instant::now());
         ended.add(&"ann".into(), SessionId::from_bits(0), Some(ErrorCode::Overloaded), now);
         for id in 1..=2 * MAX_TOMBSTONES as u128 {
             ended.add(&"node mallory".into(), SessionId::from_bits(id), None, now);

@@ -35,7 +35,7 @@ impl SessionTable {
                 self.orphans.lock().remove(&session.key.id);
             }
             let last = session.last_frame();
-            self.clients.lock().renew(&session.key.id, last);
+            self.clients.lock().mark(&session.key.id, false, last);
             parked.extend(session.long_parked(now));
         }
         self.bound_parked(parked);
