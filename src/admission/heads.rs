@@ -75,8 +75,8 @@ const PENDING_MEMORY: usize = 96 * 1024;
 /// Upper bound in bytes for the memory of a link's connection without an accepted call: TLS, and HTTP/2 with a pending
 /// call and its frames.
 const CALL_MEMORY: usize = 128 * 1024;
-/// Upper bound in bytes for the memory of a connection before its handshake.
-const WAITING_MEMORY: usize = 4 * 1024;
+/// Upper bound in bytes for the memory of a connection before its handshake, with 1.5 KiB in the kernel.
+const WAITING_MEMORY: usize = 7 * 1024;
 /// Upper bound in bytes for the memory of a connection with a long head: the head, its parsed fields, its copy for the
 /// other side, and the buffered part of a body.
 const LONG_HEAD_MEMORY: usize = 4 * LONG_HEAD_BYTES;

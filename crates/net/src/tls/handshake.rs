@@ -133,19 +133,18 @@ impl TlsHandshaker {
             upgraded = timeout_at(until, upgrade) => upgraded,
         };
         let late = |_| TlsAcceptError::new("tls_timeout", "no HTTP request in time after the TLS handshake");
-        match upgraded.map_err(late)?? {
-            Either::Left(accepted) => Ok((accepted, from)),
-            // The permits of all clients of a proxy must not be those of one source. None waits for its own: it would
-            // meanwhile have memory that no limit counts.
-            Either::Right(((websocket, client), mut turn)) => {
-                if client.ip() != from.ip() {
-                    turn = self.limiter.try_acquire(&Source::of(client.ip())).map_err(crowded)?;
-                }
-                let shaking = self.shake(Either::Right(websocket), turn, permit.revoked());
-                let accepted = Box::pin(shaking).await?;
-                Ok((accepted, client))
-            }
+        // Before the next wait, so that connections that wait above do not take the memory of the result.
+        let (websocket, client, mut turn) = match upgraded.map_err(late)?? {
+            Either::Left(accepted) => return Ok((accepted, from)),
+            Either::Right(((websocket, client), turn)) => (websocket, client, turn),
+        };
+        // The permits of all clients of a proxy must not be those of one source. None waits for its own: it would
+        // meanwhile have memory that no limit counts.
+        if client.ip() != from.ip() {
+            turn = self.limiter.try_acquire(&Source::of(client.ip())).map_err(crowded)?;
         }
+        let shaking = Box::pin(self.shake(Either::Right(websocket), turn, permit.revoked()));
+        Ok((shaking.await?, client))
     }
 
     /// Waits for the first byte, then for a permit.
@@ -273,6 +272,18 @@ mod tests {
 
     fn permit(from: SocketAddr) -> Permit {
         FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_waits_does_not_take_the_memory_of_a_handshake() {
+        let (ca, clock) = (TestCa::new("ca"), TestClock(Arc::new(AtomicU64::new(YEAR_2029))));
+        let tls = server_at(ca.issue("s", "a.b"), ClientAuth::Required(ca.ca()), &clock);
+        let limiter = FairLimiter::new(handshake_limits(9, 9));
+        let handshaker = TlsHandshaker::new(ReloadedValue::fixed(tls), BufferPool::new(), limiter);
+        let from = "192.0.2.1:1".parse().unwrap();
+        let (permit, proxies) = (permit(from), Networks::default());
+        let waiting = handshaker.accept_link(pair().await.0, from, &permit, &proxies);
+        assert!(size_of_val(&waiting) < 1024, "{} bytes", size_of_val(&waiting));
     }
 
     #[tokio::test]
