@@ -122,6 +122,8 @@ pub(crate) struct CopyDirection<'a> {
     from: Side,
     /// Bytes that were read and not yet written.
     chunk: Bytes,
+    /// Whether the destination has no room. The source is not read then.
+    full: bool,
     /// Counts the bytes as they pass [`Side::B`], the session; so an aborted session is counted up to that point.
     counter: Option<ByteCounter<'a>>,
     /// Bytes that the destination has accepted.
@@ -218,7 +220,8 @@ impl<'a> CopyDirection<'a> {
     /// Creates a direction that has copied nothing yet.
     pub(crate) fn new(from: Side) -> Self {
         let state = State::Copying;
-        Self { from, chunk: Bytes::new(), counter: None, given: 0, unflushed: false, lost: false, state }
+        let [full, unflushed, lost] = [false; 3];
+        Self { from, chunk: Bytes::new(), full, counter: None, given: 0, unflushed, lost, state }
     }
 
     /// Creates a direction that is counted. It begins with `early`, which was read and counted before.
@@ -249,6 +252,11 @@ impl<'a> CopyDirection<'a> {
         to: &mut T,
     ) -> ControlFlow<CopyStep> {
         loop {
+            // A turn ends between two chunks, because bytes that were read must not wait for the next turn.
+            let reads = matches!(self.state, State::Copying | State::Discarding) && self.chunk.is_empty();
+            if reads && *turn.left == 0 {
+                return ControlFlow::Break(CopyStep::Turn);
+            }
             let step = match self.state {
                 State::Copying => self.copy(turn, from, to),
                 State::Finishing => self.finish(turn, to),
@@ -270,9 +278,11 @@ impl<'a> CopyDirection<'a> {
         to: &mut T,
     ) -> CopyPoll {
         if self.chunk.is_empty() {
-            // A turn ends between two chunks, because bytes that were read must not wait for the next turn.
-            if *turn.left == 0 {
-                return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
+            // Bytes that wait here for room are in no budget, so none are read before there is some. A lost source has
+            // few left, and its end must not wait.
+            self.full = !self.lost && to.poll_write_chunk(turn.cx, &mut Bytes::new()).is_pending();
+            if self.full {
+                return Poll::Pending;
             }
             match from.poll_read_chunk(turn.cx) {
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(turn),
@@ -286,7 +296,9 @@ impl<'a> CopyDirection<'a> {
             }
         }
         let before = self.chunk.len();
-        match ready!(to.poll_write_chunk(turn.cx, &mut self.chunk)) {
+        let written = to.poll_write_chunk(turn.cx, &mut self.chunk);
+        self.full = written.is_pending();
+        match ready!(written) {
             Ok(()) => {
                 let given = before - self.chunk.len();
                 self.given += given as u64;
@@ -322,9 +334,6 @@ impl<'a> CopyDirection<'a> {
     }
 
     fn discard<F: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> CopyPoll {
-        if *turn.left == 0 {
-            return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
-        }
         match ready!(from.poll_read_chunk(turn.cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
             Ok(chunk) => {
@@ -356,12 +365,12 @@ impl<'a> CopyDirection<'a> {
 
     /// Returns true if no read waits that would report an error of the source.
     fn is_unwatched(&self) -> bool {
-        !self.lost && (matches!(self.state, State::Finishing | State::Done) || !self.chunk.is_empty())
+        !self.lost && (matches!(self.state, State::Finishing | State::Done) || self.full)
     }
 
     /// Returns true if the source is lost and waits for nothing but more bytes of it. Call after [`Self::run`].
     fn is_exhausted(&self) -> bool {
-        self.lost && self.state == State::Copying && self.chunk.is_empty()
+        self.lost && self.state == State::Copying && !self.full
     }
 
     fn source_finished(&mut self, turn: &mut CopyTurn<'_, '_>) -> CopyPoll {
@@ -386,6 +395,7 @@ impl<'a> CopyDirection<'a> {
     fn destination_failed(&mut self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) {
         turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         self.chunk = Bytes::new();
+        self.full = false;
         self.state = match self.state {
             State::Copying | State::Discarding => State::Discarding,
             State::Finishing | State::Done => State::Done,

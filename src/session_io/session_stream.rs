@@ -99,7 +99,7 @@ impl SessionStream {
         match self {
             Self::Session(session) => Some(session),
             Self::Direct(_) => None,
-            Self::Tls(over) => over.io.into_inner().0.into_inner().into_session(),
+            Self::Tls(over) => over.io.into_inner().0.into_parts().0.into_session(),
         }
     }
 

@@ -60,7 +60,7 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<Link>, mpsc::Rece
 }
 
 /// Returns an open session and its other end.
-async fn session(drain: &Drain) -> (Session, Session) {
+pub(crate) async fn session(drain: &Drain) -> (Session, Session) {
     let (opener, link, mut offered) = linked(drain);
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
     let opening = opener.open(node, target, SessionCategory::Ssh, String::new(), LISTENER).unwrap();

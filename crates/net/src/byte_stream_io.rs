@@ -37,11 +37,6 @@ impl<D> ChunkStreamIo<D> {
         &mut self.inner
     }
 
-    /// Returns the inner stream and drops the buffered bytes.
-    pub fn into_inner(self) -> D {
-        self.inner
-    }
-
     /// Returns the inner stream and the bytes that were read from it and not returned. Drops unsent bytes.
     pub fn into_parts(self) -> (D, Bytes) {
         (self.inner, self.unread)
@@ -90,6 +85,8 @@ impl<D: ChunkStream> AsyncWrite for ChunkStreamIo<D> {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_push(cx))?;
+        // The stream's own buffer is in a budget, and this one is not.
+        ready!(self.inner.poll_write_chunk(cx, &mut Bytes::new()))?;
         let all: usize = pieces.iter().map(|piece| piece.len()).sum();
         let mut taken = BytesMut::with_capacity(all.min(CHUNK));
         for piece in pieces {

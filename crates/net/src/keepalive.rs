@@ -74,7 +74,7 @@ impl Keepalive {
 /// is not checked.
 #[derive(Debug, Default)]
 pub struct DisconnectDetector {
-    /// Whether the last read waits for bytes.
+    /// Whether a read waits for bytes, since the last check for a loss.
     reading: bool,
     /// Whether bytes were written that may be unacknowledged.
     unacknowledged: bool,
@@ -109,7 +109,9 @@ impl DisconnectDetector {
             // A failed write may have taken the cause.
             return Poll::Ready(cause.unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()));
         }
-        while !self.reading || self.unacknowledged {
+        // It may not be read again before the next call, if its bytes find no room.
+        let reading = std::mem::take(&mut self.reading);
+        while !reading || self.unacknowledged {
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(of(tcp).time)));
             ready!(timer.as_mut().poll(cx));
             match self.check(tcp, &is_closed) {
@@ -154,3 +156,22 @@ fn of(tcp: Option<&TcpStream>) -> Keepalive {
 
 /// Minimum time between two checks.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_is_read_no_longer_is_checked() {
+        let mut detector = DisconnectDetector::default();
+        detector.on_read(&Poll::<()>::Pending);
+        let read = poll_fn(|cx| Poll::Ready(detector.poll(cx, None, || true))).await;
+        assert!(read.is_pending(), "its read would report the end");
+        let lost = poll_fn(|cx| detector.poll(cx, None, || true));
+        timeout(2 * Keepalive::PROBED.time, lost).await.unwrap();
+    }
+}

@@ -43,7 +43,8 @@ pub trait ChunkStream: Unpin + Send {
     /// Returns bytes that have arrived. Empty bytes mean that the remote end has finished its direction.
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;
 
-    /// Accepts bytes from the front of `bytes` and advances it past them. Ready once at least one byte was accepted.
+    /// Accepts bytes from the front of `bytes` and advances it past them. Ready once at least one byte was accepted; if
+    /// there are none, once the stream has room, unless it notices only on a write that it has none.
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
 
     /// Sends the bytes that [`Self::poll_write_chunk`] accepted and the stream still buffers, as TLS does while its

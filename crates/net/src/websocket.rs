@@ -123,6 +123,9 @@ impl ChunkStream for WebSocketMessages {
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         ready!(self.0.poll_ready_unpin(cx)).map_err(io_error)?;
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
         let message = bytes.split_to(bytes.len().min(MAX_MESSAGE));
         Poll::Ready(self.0.start_send_unpin(Message::Binary(message)).map_err(io_error))
     }

@@ -50,7 +50,7 @@ impl AdminContext {
             None => SessionError::new(ErrorCode::Cancelled, "the request makes no progress"),
         };
         // What is written is still delivered, in the background.
-        connection.into_parts().io.into_inner().into_inner().break_off(why);
+        connection.into_parts().io.into_inner().into_parts().0.break_off(why);
     }
 
     /// Returns the response to a request, and logs both.

@@ -3,12 +3,14 @@ use std::task::{Context, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
 use tokio_rustls::TlsConnector;
+use tunnel_base::drain::Drain;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Buffered, Connection, Socket};
 use tunnel_net::tls::testing::{self, TestCa, client, server};
@@ -18,6 +20,7 @@ use super::*;
 use crate::session_io::copy::close::{
     LINGER_MAX_BYTES, LINGER_SILENCE, LINGER_TIMEOUT, close_gracefully, wait_acknowledged,
 };
+use crate::session_io::tests::{session, take};
 
 /// The bytes that each side got, and how the copy ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -277,6 +280,25 @@ async fn bytes_received_before_a_read_error_are_delivered() {
     let mut target = Scripted::new(vec![], Ok(vec![]));
     copied(&mut client, &mut target).await;
     assert_eq!(target.gives.unwrap(), b"late bytes");
+}
+
+#[tokio::test]
+async fn nothing_is_read_that_a_session_has_no_room_for_and_all_of_it_once_there_is_room() {
+    let drain = Drain::new();
+    let (mut near, mut far) = session(&drain).await;
+    let mut most = Bytes::from(vec![0; 1 << 20]);
+    poll_fn(|cx| near.poll_write_chunk(cx, &mut most)).await.unwrap();
+    let mut lost = LateBytes { takes: vec![some("late "), some("bytes")], has_arrived: false };
+    assert!(copied(&mut lost, &mut near).now_or_never().is_none());
+    assert_eq!(lost.takes.len(), 2, "nothing waits where no budget counts it");
+    let read = async {
+        let mut got = 0;
+        while got < (1 << 20) + 10 {
+            got += take(&mut far).await.unwrap().len();
+        }
+    };
+    let (outcome, ()) = tokio::join!(copied(&mut lost, &mut near), read);
+    assert_eq!(outcome.to_b, 10);
 }
 
 /// A stream that always has bytes, and counts the reads. It discards written bytes.
