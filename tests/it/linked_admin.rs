@@ -160,7 +160,7 @@ async fn an_admin_grants_only_what_a_file_gives_her_and_her_grants_end_with_that
     for (body, part) in [
         (grant("bob", "*", ""), "what its rules give you"),
         (grant("bob", "other1", ""), "what its rules give you"),
-        (grant("bob", "node1", ",\"seconds\":43201"), "to 43200 s"),
+        (grant("bob", "node1", ",\"seconds\":43201"), "at most 43200 s over a link"),
         (grant("bob", "node1", ",\"ports\":[]"), "it matches nothing"),
         (grant("alice", "node1", ""), "is in admins"),
     ] {
