@@ -219,9 +219,16 @@ impl ByteCounter<'_> {
 impl<'a> CopyDirection<'a> {
     /// Creates a direction that has copied nothing yet.
     pub(crate) fn new(from: Side) -> Self {
-        let state = State::Copying;
-        let [full, unflushed, lost] = [false; 3];
-        Self { from, chunk: Bytes::new(), full, counter: None, given: 0, unflushed, lost, state }
+        Self {
+            from,
+            chunk: Bytes::new(),
+            full: false,
+            counter: None,
+            given: 0,
+            unflushed: false,
+            lost: false,
+            state: State::Copying,
+        }
     }
 
     /// Creates a direction that is counted. It begins with `early`, which was read and counted before.

@@ -333,10 +333,16 @@ impl Reconnector {
             let first = self.dialer.server_at(to).await.unwrap_or(current.place.server + 1);
             // The current server must not close its link if a load balancer leads there again.
             let request = DialRequest { purpose: LinkPurpose::Backup, to: Some(to), exclude: current.at };
-            let dial = || self.dialer.connect(first, request);
             let process = |made: &NewLink| made.reader.link.instance;
             let dials = if self.dialer.has_one_address().await { 1 } else { MAX_DIALS };
-            match dial_elsewhere(current.link.instance, dials, dial, process).await {
+            match dial_elsewhere(
+                current.link.instance,
+                dials,
+                || self.dialer.connect(first, request),
+                process,
+            )
+            .await
+            {
                 Some(made) => return made,
                 None => info!(link = %current.link.id, "no other server reached, link stays"),
             }

@@ -64,8 +64,13 @@ pub struct Removed<S, K, V> {
 impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
     /// Creates a map for at most `most` entries.
     pub fn new(most: usize) -> Self {
-        let (by_source, by_count) = Default::default();
-        Self { most, entries: HashMap::new(), by_source, counts: HashMap::new(), by_count }
+        Self {
+            most,
+            entries: HashMap::new(),
+            by_source: BTreeSet::new(),
+            counts: HashMap::new(),
+            by_count: BTreeSet::new(),
+        }
     }
 
     /// Returns the number of entries.

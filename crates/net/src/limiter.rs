@@ -187,7 +187,9 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
         }
         let lost =
             state.waiting.insert(who, id, PermitWaiter { granted, revoked: revoked.clone() }, Instant::now());
-        lost.iter().for_each(|lost| state.end_turns(&lost.source));
+        if let Some(lost) = &lost {
+            state.end_turns(&lost.source);
+        }
         drop(state);
         drop(lost);
         (Permit { limiter: self.clone(), id, revoked }, receiver)
@@ -197,8 +199,10 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// use this limiter at once.
     fn change(&self, change: impl FnOnce(&mut LimiterState<K>) -> LimiterWakeups) {
         let LimiterWakeups { granted, evicted } = change(&mut self.0.lock());
-        // Sending fails only if the waiting call was dropped; its permit is then released.
-        let _ = granted.map(|granted| granted.send(()));
+        if let Some(granted) = granted {
+            // Fails only if the waiting call was dropped; its permit is then released.
+            let _ = granted.send(());
+        }
         evicted.iter().for_each(CancellationToken::cancel);
     }
 }
@@ -236,10 +240,8 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
         let victim = self.holders.victim().ok_or(AcquireError::Total)?;
         let has_more = self.holders.count(who) + 1 < victim.count;
         let is_idle = !victim.active && now.saturating_duration_since(victim.since) >= idle_timeout;
-        match has_more || is_idle && has_turn {
-            true => Ok(self.holders.pop().map(|evicted| evicted.value)),
-            false => Err(AcquireError::Total),
-        }
+        let may_evict = has_more || is_idle && has_turn;
+        if may_evict { Ok(self.holders.pop().map(|evicted| evicted.value)) } else { Err(AcquireError::Total) }
     }
 
     /// Grants a permit to the source with the next turn, if one is free or can be revoked now.

@@ -124,6 +124,7 @@ pub(super) fn judge_parked(
     shared: &ServerContext,
 ) {
     if shared.link_context.table.relays.traffic(key.id).is_some() {
+        // It has just been resumed here.
         return;
     }
     let policy = shared.user_links.policy().load_full();
@@ -132,11 +133,14 @@ pub(super) fn judge_parked(
     // By a certificate she may be linked without having joined.
     let has_left =
         policy.names.is_empty() && store.is_some_and(|store| !store.known().has_joined(&device.to_string()));
-    let judged = match has_left {
-        _ if lacks_grants(&policy.rights, shared) || !is_current => Ok(None),
-        true => Err(Denial::Forbidden(format!("the access of user {} was revoked", device.user))),
+    let judged = if lacks_grants(&policy.rights, shared) || !is_current {
+        // It is not known now, which is no reason to end it.
+        Ok(None)
+    } else if has_left {
+        Err(Denial::Forbidden(format!("the access of user {} was revoked", device.user)))
+    } else {
         // From any address: she may resume it in another network.
-        false => policy.authorize(Some(device.user.as_str()), None, &key.node, target.port),
+        policy.authorize(Some(device.user.as_str()), None, &key.node, target.port)
     };
     let now = Instant::now();
     let relayed = RelayedSession {

@@ -76,7 +76,9 @@ mod tests {
 
     #[test]
     fn who_missed_the_first_refusal_learns_its_code_from_the_next() {
-        let (mut ended, id, now) = (Tombstones::new(1), SessionId::from_bits(1), Instant::now());
+        let mut ended = Tombstones::new(1);
+        let id = SessionId::from_bits(1);
+        let now = Instant::now();
         assert_eq!(ended.refusal(id), None);
         for (why, expected) in [
             (Some(ErrorCode::Overloaded), ErrorCode::Overloaded),
@@ -94,7 +96,8 @@ mod tests {
 
     #[test]
     fn who_ends_many_sessions_drives_out_none_of_another() {
-        let (mut ended, now) = (Tombstones::new(MAX_TOMBSTONES), Instant::now());
+        let mut ended = Tombstones::new(MAX_TOMBSTONES);
+        let now = Instant::now();
         ended.add(&"ann".into(), SessionId::from_bits(0), Some(ErrorCode::Overloaded), now);
         for id in 1..=2 * MAX_TOMBSTONES as u128 {
             ended.add(&"node mallory".into(), SessionId::from_bits(id), None, now);

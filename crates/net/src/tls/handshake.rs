@@ -276,19 +276,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_waits_does_not_take_the_memory_of_a_handshake() {
-        let (ca, clock) = (TestCa::new("ca"), TestClock(Arc::new(AtomicU64::new(YEAR_2029))));
+        let ca = TestCa::new("ca");
+        let clock = TestClock(Arc::new(AtomicU64::new(YEAR_2029)));
         let tls = server_at(ca.issue("s", "a.b"), ClientAuth::Required(ca.ca()), &clock);
         let limiter = FairLimiter::new(handshake_limits(9, 9));
         let handshaker = TlsHandshaker::new(ReloadedValue::fixed(tls), BufferPool::new(), limiter);
         let from = "192.0.2.1:1".parse().unwrap();
-        let (permit, proxies) = (permit(from), Networks::default());
+        let permit = permit(from);
+        let proxies = Networks::default();
         let waiting = handshaker.accept_link(pair().await.0, from, &permit, &proxies);
         assert!(size_of_val(&waiting) < 1024, "{} bytes", size_of_val(&waiting));
     }
 
     #[tokio::test]
     async fn a_tls_session_is_resumed_while_the_clients_own_certificate_is_valid() {
-        let (ca, clock) = (TestCa::new("ca"), TestClock(Arc::new(AtomicU64::new(YEAR_2029))));
+        let ca = TestCa::new("ca");
+        let clock = TestClock(Arc::new(AtomicU64::new(YEAR_2029)));
         let clients = ClientAuth::Required(ca.ca());
         let tls = server_at(ca.issue("s", "a.b"), clients, &clock);
         let acceptor = TlsHandshaker::new(
