@@ -8,7 +8,7 @@ pub(crate) mod tls_files;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fmt, io};
 
 use tracing::{info, warn};
@@ -151,12 +151,12 @@ impl StartupErrorCollector {
     }
 
     /// Returns true if a PEM file has certificates, or there is no file; otherwise records an error.
-    pub fn check_certs(&mut self, key: &str, path: Option<&PathBuf>) -> bool {
+    pub fn check_certs(&mut self, key: &str, path: Option<&Path>) -> bool {
         path.is_none_or(|path| self.check_file(key, path, |text| pem::certs(path, text)))
     }
 
     /// Returns true if a PEM file has a private key, or there is no file; otherwise records an error.
-    pub fn check_private_key(&mut self, key: &str, path: Option<&PathBuf>) -> bool {
+    pub fn check_private_key(&mut self, key: &str, path: Option<&Path>) -> bool {
         path.is_none_or(|path| self.check_file(key, path, |text| pem::private_key(path, text)))
     }
 

@@ -190,7 +190,7 @@ fn token_file(named: Option<&Path>) -> CommandResult<PathBuf> {
     }
     let (config, _) = ServerConfig::read(&read(&path)?, &Environment::default())
         .map_err(|errors| CommandError::unusable(format!("{}: {errors}", path.display())))?;
-    Ok(config.links.token_file)
+    Ok(config.links.token_file.0)
 }
 
 fn read(path: &Path) -> CommandResult {

@@ -2,7 +2,6 @@
 //! `[server.connect]`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +9,8 @@ use crate::config::WarningKind;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::{PortTlsState, names};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::{self, forms};
+use crate::config::value;
+use crate::config::value::forms::FilePath;
 use tunnel_base::policy::grants::GrantBounds;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
@@ -33,8 +33,7 @@ struct AccessConfigKeys {
     /// File (htpasswd, bcrypt: htpasswd -B) of users for auth = "basic". Re-read when it changes. No default.
     ///
     /// Example: `"/etc/tunnel/auth/htpasswd"`
-    #[serde(deserialize_with = "forms::file")]
-    users: Option<PathBuf>,
+    users: Option<FilePath>,
     /// Networks or addresses of allowed clients. Default: any.
     ///
     /// Example: `["10.0.0.0/8", "fd00::/8"]`
@@ -78,7 +77,7 @@ pub struct AccessConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PasswordFile {
     /// The file.
-    pub users: PathBuf,
+    pub users: FilePath,
     /// The full key that sets it; in another table if it is inherited.
     pub key: String,
 }
@@ -114,7 +113,7 @@ impl AccessConfig {
     pub(crate) const LIVE_KEYS: [&str; 5] = ["allow_from", "auth", "names", "rules", "users"];
 
     /// Returns the values of those keys.
-    pub(crate) fn rights(&self) -> (&Option<Networks>, Option<&PathBuf>, &[CertificateGlob], &Rules) {
+    pub(crate) fn rights(&self) -> (&Option<Networks>, Option<&FilePath>, &[CertificateGlob], &Rules) {
         let Self { proxy_protocol: _, allow_from, auth, rules, names, bounds: _ } = self;
         (allow_from, auth.as_ref().map(|auth| &auth.users), names, rules)
     }
@@ -189,7 +188,7 @@ impl AccessConfig {
 pub(super) fn auth(
     table: &ConfigTableReader<'_>,
     kind: Option<AuthKind>,
-    users: Option<PathBuf>,
+    users: Option<FilePath>,
     proofs: AuthMethods,
     default: &Option<PasswordFile>,
 ) -> Option<Option<PasswordFile>> {

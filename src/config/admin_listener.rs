@@ -9,7 +9,7 @@ use crate::config::access::{AccessConfig, PasswordFile};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState, names, require_names};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms;
+use crate::config::value::forms::FilePath;
 
 /// `[server.admin]` and `[edge.admin]`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
@@ -30,8 +30,7 @@ pub struct AdminConfig {
     /// this machine may, and clients with an accepted certificate.
     ///
     /// Example: `"/etc/tunnel/auth/operators"`
-    #[serde(deserialize_with = "forms::file")]
-    pub users: Option<PathBuf>,
+    pub users: Option<FilePath>,
     /// TLS of the admin listener, if it has any.
     #[serde(skip)]
     pub tls: Option<ListenerTlsConfig>,

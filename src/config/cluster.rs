@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use serde::de::{Deserialize, Deserializer, Error};
+use derive_more::From;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
 use crate::parts;
@@ -31,29 +33,19 @@ pub(crate) fn reached(env: &Environment) -> Result<ClusterSettings, &'static str
     if inside || env.kubeconfig.is_some() { Ok(cluster) } else { Err(outside) }
 }
 
-/// Reads the name of a Kubernetes object.
-pub(crate) fn object_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+/// The name of a Kubernetes object.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, From)]
+#[from(forward)]
+#[serde(transparent)]
+pub struct ObjectName(#[serde(deserialize_with = "object_name")] pub String);
+
+fn object_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     optional_name(deserializer)?.ok_or_else(|| D::Error::custom(NAME))
 }
 
 /// Reads the name of a Kubernetes object; an empty text means none.
 pub(crate) fn optional_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
-}
-
-/// An item of a list of names.
-struct ObjectName(String);
-
-impl<'de> Deserialize<'de> for ObjectName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        object_name(deserializer).map(Self)
-    }
-}
-
-/// Reads a list of names of Kubernetes objects.
-pub(crate) fn object_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let names = Vec::<ObjectName>::deserialize(deserializer)?;
-    Ok(names.into_iter().map(|ObjectName(name)| name).collect())
 }
 
 /// Parses the name of a Kubernetes object; an empty text means none.

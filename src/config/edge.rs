@@ -2,7 +2,6 @@
 
 pub mod csr;
 
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::admin_ports::AdminPorts;
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms::{self, ByteSize, Millis};
+use crate::config::value::forms::{self, ByteSize, FilePath, Millis};
 use crate::config::{self, DAY, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, listen_tls, value};
 use tunnel_base::policy::targets::Targets;
 use tunnel_proto::names::{Host, NameError, NodeName, Target};
@@ -38,12 +37,10 @@ pub struct UplinkConfig {
     /// from the old one to the new one. Re-read when it changes. No default.
     ///
     /// Required: `"/etc/tunnel/token/token"`
-    #[serde(deserialize_with = "forms::file")]
-    pub token_file: Option<PathBuf>,
+    pub token_file: Option<FilePath>,
     /// File (PEM) of the CAs that may sign the servers' certificate. Re-read when it changes.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = config::CA.into())]
-    pub ca: PathBuf,
+    pub ca: FilePath,
     /// Name or address that the certificate of every server must contain. Default: the host of each entry of servers.
     ///
     /// Example: `"tunnel.cloud.io"`
@@ -288,19 +285,16 @@ pub struct TargetTlsConfig {
     /// changes.
     ///
     /// Example: `"/etc/tunnel/certs/apiserver-kubelet-client.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    pub cert: Option<PathBuf>,
+    pub cert: Option<FilePath>,
     /// File (PEM) of its private key. Re-read when it changes.
     ///
     /// Example: `"/etc/tunnel/certs/apiserver-kubelet-client.key"`
-    #[serde(deserialize_with = "forms::file")]
-    pub key: Option<PathBuf>,
+    pub key: Option<FilePath>,
     /// File (PEM) of the CAs that may sign targets' certificates. Targets on loopback are always trusted, as their
     /// traffic cannot be intercepted; all others require this key. Re-read when it changes. No default.
     ///
     /// Example: `"/etc/tunnel/certs/cluster-ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    pub ca: Option<PathBuf>,
+    pub ca: Option<FilePath>,
 }
 
 pub(crate) fn target_tls(edge: &mut ConfigTableReader<'_>) -> TargetTlsConfig {

@@ -12,10 +12,10 @@ use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::cluster::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings, ObjectName};
 use crate::config::required_cluster::{MAX_LIFETIME, MIN_LIFETIME, required_cluster};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms::{self, Millis};
+use crate::config::value::forms::{self, FilePath, Millis};
 use tunnel_proto::names::Host;
 
 /// `[server.csr]`: certificates for this server, issued by signers of Kubernetes (CertificateSigningRequests). Each key
@@ -36,17 +36,15 @@ pub struct ServerCsrConfig {
     /// Example: `["server", "proxy-client"]`
     pub profiles: BTreeSet<ProfileKind>,
     /// Directory of the files, created if it does not exist.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = "/var/lib/tunnel/pki".into())]
-    pub dir: PathBuf,
+    pub dir: FilePath,
     /// For "server": Services of POD_NAMESPACE at which clients reach the ports. The certificate contains loopback's
     /// names, and the Services' names, cluster IPs, external IPs, load balancers and annotation
     /// x-tunnel-server-external-addr. For a NodePort it contains the addresses of cloud nodes, except those of the
     /// control plane, where kube-apiserver is. The approver must know the Services (--service).
     ///
     /// Example: `["tunnel-cloud"]`
-    #[serde(deserialize_with = "cluster::object_names")]
-    pub services: Vec<String>,
+    pub services: Vec<ObjectName>,
     /// For "server": names and addresses in addition to those, which the approver must know too (--san). services or
     /// names is required.
     ///
@@ -65,8 +63,7 @@ pub struct ServerCsrConfig {
     /// `[server.links]`, which authenticates servers. Default: none, only tokens authenticate edges.
     ///
     /// Example: `"/etc/tunnel/client-ca/ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    pub edge_ca: Option<PathBuf>,
+    pub edge_ca: Option<FilePath>,
     /// The cluster that issues them.
     #[serde(skip)]
     pub cluster: ClusterSettings,

@@ -1,8 +1,7 @@
 //! TLS of a port: its files, and the names in clients' certificates.
 
-use crate::config::value::forms;
+use crate::config::value::forms::FilePath;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -58,20 +57,17 @@ struct TlsConfigKeys {
     /// admin table, the port is that of admin_listen. Re-read when it changes. Default: none, no TLS.
     ///
     /// Example: `"/etc/tunnel/certs/server.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    cert: Option<PathBuf>,
+    cert: Option<FilePath>,
     /// File (PEM) of its private key. No default.
     ///
     /// Example: `"/etc/tunnel/certs/server.key"`
-    #[serde(deserialize_with = "forms::file")]
-    key: Option<PathBuf>,
+    key: Option<FilePath>,
     /// File (PEM) of the CA that signs clients' certificates. Re-read when it changes. Clients without such a
     /// certificate are denied; clients with one need no password, and its name is their user in rules and in the log.
     /// Default: none, no certificate is requested.
     ///
     /// Example: `"/etc/tunnel/certs/client-ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    client_ca: Option<PathBuf>,
+    client_ca: Option<FilePath>,
 }
 
 /// The TLS files of a listener: its certificate and key, and the CA of its clients.
@@ -80,11 +76,11 @@ pub struct ListenerTlsConfig {
     /// The table that sets them.
     pub table: String,
     /// PEM file of the certificate chain, leaf first.
-    pub cert: PathBuf,
+    pub cert: FilePath,
     /// PEM file of its private key.
-    pub key: PathBuf,
+    pub key: FilePath,
     /// PEM file of the CA that signs clients' certificates; `None` requests no certificates.
-    pub client_ca: Option<PathBuf>,
+    pub client_ca: Option<FilePath>,
 }
 
 /// TLS of a port.

@@ -7,7 +7,6 @@ pub mod peers;
 pub mod registry;
 
 use std::net::{Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use educe::Educe;
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms::{self, ByteSize, Millis};
+use crate::config::value::forms::{self, ByteSize, FilePath, Millis};
 use crate::config::{self, DAY, MIN_MEMORY, WarningKind, access};
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Networks, NodeGlob};
@@ -60,14 +59,12 @@ pub struct LinkListenerConfig {
     #[serde(deserialize_with = "forms::filled_text")]
     pub congestion: Option<String>,
     /// File (PEM) of the private key for that TLS. Re-read when it changes.
-    #[serde(deserialize_with = "forms::file")]
     // The paths of `tunnel init`.
     #[educe(Default = "/etc/tunnel/certs/server.key".into())]
-    pub key: PathBuf,
+    pub key: FilePath,
     /// File (PEM) of its certificate chain, leaf first. Re-read when it changes.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = "/etc/tunnel/certs/server.crt".into())]
-    pub cert: PathBuf,
+    pub cert: FilePath,
     /// File of lines "node:token" that edges must match; "default:token" applies to all other nodes. A line without a
     /// token ("node:") rejects its node, even with a certificate. With "default" any edge can take any other name. That
     /// causes a warning, and so do tokens of less than 32 characters. If this server queries Kubernetes, a Node without
@@ -76,15 +73,13 @@ pub struct LinkListenerConfig {
     /// with them. A file that is missing, empty, or has no token at all changes nothing. To change a token without
     /// cutting sessions, run `tunnel token rotate`: "node:NEW previous=OLD" accepts both tokens until the edge has the
     /// new one.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = "/etc/tunnel/token/token".into())]
-    pub token_file: PathBuf,
+    pub token_file: FilePath,
     /// File (PEM) of the CA that signs servers' certificates, with which servers authenticate each other. Re-read when
     /// it changes. Not required while there is only one server. Once it exists, a caller that presents
     /// another certificate than a server's is rejected.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = config::CA.into())]
-    pub peer_ca: PathBuf,
+    pub peer_ca: FilePath,
 }
 
 /// `[server.session]`: limits of sessions.

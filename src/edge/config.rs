@@ -95,7 +95,7 @@ impl EdgeConfig {
         ];
         let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
         let proxy = self.http_proxy.iter().filter_map(|proxy| proxy.access.auth.as_ref());
-        let proxy = proxy.map(|auth| ("edge.http_proxy.users", auth.users.as_path()));
+        let proxy = proxy.map(|auth| ("edge.http_proxy.users", &*auth.users));
         let all = token.chain(files).chain(proxy);
         all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
     }
@@ -104,14 +104,14 @@ impl EdgeConfig {
     pub(crate) fn certificates(&self) -> Vec<(String, PathBuf)> {
         let to_targets = self.target_tls.cert.iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert));
         let to_operators = self.admin.tls.iter().map(|tls| (tls.key("cert"), &tls.cert));
-        to_targets.chain(to_operators).map(|(key, file)| (key, file.clone())).collect()
+        to_targets.chain(to_operators).map(|(key, file)| (key, file.to_path_buf())).collect()
     }
 
     /// Returns the CA files that this edge trusts, each with its key.
     pub(crate) fn ca_files(&self) -> Vec<(String, PathBuf)> {
         let operators =
-            self.admin.tls.iter().filter_map(|tls| Some((tls.key("client_ca"), tls.client_ca.clone()?)));
-        [("edge.uplink.ca".to_owned(), self.uplink.ca.clone())].into_iter().chain(operators).collect()
+            self.admin.tls.iter().filter_map(|tls| Some((tls.key("client_ca"), tls.client_ca.clone()?.0)));
+        [("edge.uplink.ca".to_owned(), self.uplink.ca.to_path_buf())].into_iter().chain(operators).collect()
     }
 
     pub(crate) fn gather(file: &mut ConfigTableReader<'_>) -> Self {

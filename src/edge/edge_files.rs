@@ -68,7 +68,7 @@ impl LoadedEdgeFiles {
     /// Reads all files.
     pub(crate) fn read(settings: &Settings, startup: &mut StartupErrorCollector) -> Prepared<Self> {
         let uplink = &settings.uplink;
-        let trust = Trust::Ca(uplink.ca.clone());
+        let trust = Trust::Ca(uplink.ca.to_path_buf());
         let tls = TlsClientConfig { trust, identity: None, alpn: link_alpn() }.load();
         let tls = startup.collect(StartupErrorKind::Config, &["edge.uplink.ca"], tls);
         let servers = uplink.server_addresses().map(|server| ServerEndpoint::new(&server)).collect();
@@ -109,7 +109,7 @@ pub(super) fn tokens(
             startup.collect(
                 StartupErrorKind::Config,
                 &["edge.uplink.token_file"],
-                ReloadedValue::file(path, parse),
+                ReloadedValue::file(&path.0, parse),
             )
         }
     }
@@ -126,13 +126,14 @@ fn warn_weak_tokens(key: &str, tokens: &[SecretString]) {
 
 /// Loads the TLS configs for targets, which are reloaded when their files change.
 pub(super) fn targets(tls: &TargetTlsConfig, startup: &mut StartupErrorCollector) -> Prepared<TargetTls> {
-    let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| IdentityFiles { cert, key });
+    let identity = tls.cert.clone().zip(tls.key.clone());
+    let identity = identity.map(|(cert, key)| IdentityFiles { cert: cert.0, key: key.0 });
     let client =
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
     let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
     let others = tls.ca.clone().map(|ca| {
-        let others = client(Trust::Ca(ca)).load();
+        let others = client(Trust::Ca(ca.0)).load();
         startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others)
     });
     Ok(TargetTls { loopback: loopback?, others: others.transpose()? })

@@ -1,7 +1,5 @@
 //! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
-use std::path::PathBuf;
-
 use educe::Educe;
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +8,7 @@ use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen::{self, ListenAddress};
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms;
+use crate::config::value::forms::FilePath;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigs, ListenerKind, single};
 use crate::startup::tls_files::NamedFile;
 use crate::startup::{NotPrepared, StartupErrorCollector};
@@ -30,21 +28,18 @@ pub struct EgressConfig {
     /// Required: `"[::]:8000"`
     pub(crate) listen: Option<ListenAddress>,
     /// File (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
-    #[serde(deserialize_with = "forms::file")]
     // SuperEdge's paths of certificate and key.
     #[educe(Default = "/etc/tunnel/certs/egress.crt".into())]
-    pub cert: PathBuf,
+    pub cert: FilePath,
     /// File (PEM) of its private key.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = "/etc/tunnel/certs/egress.key".into())]
-    pub key: PathBuf,
+    pub key: FilePath,
     /// File (PEM) of the CA that signs clients' certificates. Re-read when it changes. Clients without such a
     /// certificate are denied; clients with one need no password, and its name is their user in rules and in the log.
     /// Default: none, no certificate is requested, with a warning as for `[server.connect]`.
     ///
     /// Example: `"/etc/tunnel/certs/egress-ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    pub client_ca: Option<PathBuf>,
+    pub client_ca: Option<FilePath>,
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
@@ -137,7 +132,7 @@ mod tests {
     fn an_egress_unix_socket_takes_no_access_keys() {
         let (egress, reported) = errors("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
         let EgressConfig { listen, access, .. } = egress.unwrap();
-        let path = PathBuf::from("/run/tunnel/egress.sock");
+        let path = "/run/tunnel/egress.sock".into();
         assert_eq!((listen, access.allow_from, reported), (Some(ListenAddress::Unix(path)), None, vec![]));
         for key in ["client_ca = \"/ca\"", "allow_from = [\"10.0.0.0/8\"]", "key = \"/k\""] {
             let reported = errors(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;

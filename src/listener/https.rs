@@ -2,7 +2,6 @@
 //! the node.
 
 use std::net::{IpAddr, Ipv6Addr};
-use std::path::PathBuf;
 
 use educe::Educe;
 use serde::{Deserialize, Serialize};
@@ -12,7 +11,7 @@ use crate::config::WarningKind;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::{self, ListenerTlsConfig, PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms;
+use crate::config::value::forms::{self, FilePath};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::{
     NodePortConfig, NodePortProtocol, NodePorts, bind, by_text, node_ports, warn_if_open,
@@ -62,41 +61,35 @@ pub struct HttpsConfig {
     #[serde(serialize_with = "by_text")]
     ports: NodePorts,
     /// For "terminate": file (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
-    #[serde(deserialize_with = "forms::file")]
     // SuperEdge's paths of certificate and key.
     #[educe(Default = "/etc/tunnel/certs/apiserver-kubelet-server.crt".into())]
-    cert: PathBuf,
+    cert: FilePath,
     /// For "terminate": file (PEM) of its private key.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = "/etc/tunnel/certs/apiserver-kubelet-server.key".into())]
-    key: PathBuf,
+    key: FilePath,
     /// For "terminate": file (PEM) of the CA that signs clients' certificates. Every accepted client acts at every
     /// target with the edge's certificate, and so has exec at every kubelet. Set the CA of kube-apiserver's
     /// --kubelet-client-certificate here, and names; allow_from alone gives this access to a whole network. Without
     /// client_ca no certificate is requested, with a warning unless allow_from is set. Default: none.
     ///
     /// Example: `"/etc/tunnel/certs/client-ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    client_ca: Option<PathBuf>,
+    client_ca: Option<FilePath>,
     /// For "terminate": file (PEM) of a certificate with which this server itself speaks TLS to targets, through the
     /// session. Edges then need no certificate. It can be the proxy-client certificate that `[server.csr]` issues.
     /// Requires client_ca and names other than "*", because it is not presented for clients that are known only by an
     /// address. Re-read when it changes. Default: none, the edge speaks TLS to the target.
     ///
     /// Example: `"/var/lib/tunnel/pki/proxy-client.pem"`
-    #[serde(deserialize_with = "forms::file")]
-    target_cert: Option<PathBuf>,
+    target_cert: Option<FilePath>,
     /// File (PEM) of its private key. Default: the file target_cert.
     ///
     /// Example: `"/var/lib/tunnel/pki/proxy-client.pem"`
-    #[serde(deserialize_with = "forms::file")]
-    target_key: Option<PathBuf>,
+    target_key: Option<FilePath>,
     /// File (PEM) of the CA that signs the targets' certificates, each of which must contain its node's name. Required
     /// with target_cert, unless target_insecure_skip_verify is true. No default.
     ///
     /// Example: `"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    target_ca: Option<PathBuf>,
+    target_ca: Option<FilePath>,
     /// Whether targets are trusted without verification, such as kubelets with self-signed certificates. Anyone between
     /// an edge and its kubelet can then impersonate the kubelet.
     target_insecure_skip_verify: bool,
@@ -200,7 +193,7 @@ impl HttpsConfig {
             ("key", Some(key), FileKind::PrivateKey),
             ("ca", ca, FileKind::Ca),
         ];
-        let file = |(name, path, kind): (&str, Option<&PathBuf>, _)| {
+        let file = |(name, path, kind): (&str, Option<&FilePath>, _)| {
             Some(NamedFile::new(format!("server.https.target_{name}"), path?, kind))
         };
         files.into_iter().filter_map(file).collect()
@@ -217,9 +210,9 @@ impl HttpsConfig {
         let key = self.target_key.clone().unwrap_or_else(|| cert.clone());
         let trust = match &self.target_ca {
             _ if self.target_insecure_skip_verify => Trust::NoVerify,
-            ca => Trust::Ca(ca.clone().ok_or(NotPrepared)?),
+            ca => Trust::Ca(ca.clone().ok_or(NotPrepared)?.0),
         };
-        let identity = Some(IdentityFiles { cert, key });
+        let identity = Some(IdentityFiles { cert: cert.0, key: key.0 });
         let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
         startup.collect(StartupErrorKind::Config, &["server.https.target_cert"], client.load()).map(Some)
     }

@@ -252,26 +252,26 @@ impl ServerConfig {
     /// Returns the files that contain secrets, each with its key.
     pub fn secrets(&self) -> Vec<(String, PathBuf)> {
         let mut all = vec![
-            ("server.links.key".to_owned(), self.links.key.clone()),
-            ("server.links.token_file".to_owned(), self.links.token_file.clone()),
+            ("server.links.key".to_owned(), self.links.key.to_path_buf()),
+            ("server.links.token_file".to_owned(), self.links.token_file.to_path_buf()),
         ];
         for (_, access) in self.access() {
             // A file that several tables inherit from one is listed once.
             if let Some(PasswordFile { users, key }) = &access.auth
                 && !all.iter().any(|(known, _)| known == key)
             {
-                all.push((key.clone(), users.clone()));
+                all.push((key.clone(), users.to_path_buf()));
             }
         }
         all.extend(self.listener_files(FileKind::PrivateKey));
         for (table, etcd) in self.etcds() {
             for (key, file) in [("key", &etcd.key), ("password_file", &etcd.password_file)] {
-                all.extend(file.iter().map(|file| (format!("{table}.etcd.{key}"), file.clone())));
+                all.extend(file.iter().map(|file| (format!("{table}.etcd.{key}"), file.to_path_buf())));
             }
         }
         let invitations =
             self.invitations.file.iter().filter(|_| self.invitations.store == InvitationStoreKind::File);
-        all.extend(invitations.map(|file| ("server.invitations.file".to_owned(), file.clone())));
+        all.extend(invitations.map(|file| ("server.invitations.file".to_owned(), file.to_path_buf())));
         all
     }
 
@@ -291,14 +291,14 @@ impl ServerConfig {
 
     /// Returns those that it presents as a server: to edges, peers and clients.
     pub fn server_certificates(&self) -> Vec<(String, PathBuf)> {
-        let links = ("server.links.cert".to_owned(), self.links.cert.clone());
+        let links = ("server.links.cert".to_owned(), self.links.cert.to_path_buf());
         [links].into_iter().chain(self.listener_files(FileKind::ServerCertificate)).collect()
     }
 
     /// Returns the CA files that this server trusts, each with its key.
     pub fn ca_files(&self) -> Vec<(String, PathBuf)> {
-        let links = ("server.links.peer_ca".to_owned(), self.links.peer_ca.clone());
-        let users = self.clients.client_ca.clone().map(|ca| (format!("{}.client_ca", clients::TABLE), ca));
+        let links = ("server.links.peer_ca".to_owned(), self.links.peer_ca.to_path_buf());
+        let users = self.clients.client_ca.clone().map(|ca| (format!("{}.client_ca", clients::TABLE), ca.0));
         [links].into_iter().chain(users).chain(self.listener_files(FileKind::Ca)).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! The files named by a server's config, read before anything runs, and the policies that can change at run time.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -89,15 +89,15 @@ pub(crate) fn tls(
     let links = &settings.links;
     let params = tls_params(&settings.tls, startup);
     let has_ca = links.peer_ca.exists() || settings.invitations.store != InvitationStoreKind::None;
-    let edges = edge_ca(settings).cloned();
-    let users = settings.clients.client_ca.clone();
+    let edges = edge_ca(settings).map(Path::to_owned);
+    let users = settings.clients.client_ca.as_deref().map(Path::to_owned);
     // Each file separately, so that all errors are noted.
     let are_usable = [
         startup.check_certs(CERT, Some(&links.cert)),
         startup.check_private_key(KEY, Some(&links.key)),
-        startup.check_certs(CA, Some(&links.peer_ca).filter(|_| has_ca)),
-        startup.check_certs(USERS_CA, users.as_ref()),
-        startup.check_certs(EDGE_CA, edges.as_ref()),
+        startup.check_certs(CA, has_ca.then_some(&links.peer_ca)),
+        startup.check_certs(USERS_CA, users.as_deref()),
+        startup.check_certs(EDGE_CA, edges.as_deref()),
     ];
     let name = settings.peers.certificate_name.as_deref().filter(|_| has_ca);
     let name = name.map(tls::server_name).transpose();
@@ -106,13 +106,13 @@ pub(crate) fn tls(
         return Err(NotPrepared);
     }
     // Without the file no peer can link here, so callers need not present a certificate.
-    let clients =
-        LinkCaFiles { edges, users, peers: has_ca.then(|| links.peer_ca.clone()), peer_name: name? };
+    let peers = has_ca.then(|| links.peer_ca.to_path_buf());
+    let clients = LinkCaFiles { edges, users, peers, peer_name: name? };
     let (params, warnings) = params?;
     for warning in warnings {
         warn!("{warning}");
     }
-    let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
+    let identity = IdentityFiles { cert: links.cert.to_path_buf(), key: links.key.to_path_buf() };
     let clients = ClientAuth::Links(clients);
     let server = TlsServerConfig { identity, clients, params, alpn: link_alpn() };
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
@@ -147,8 +147,10 @@ fn peers(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Option
 
 fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<ReloadedValue<PeerTls>, String> {
     let name = name.map(tls::server_name).transpose()?;
-    let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
-    PeerTlsConfig { identity, ca: links.peer_ca.clone(), name }.load().map_err(|cause| cause.to_string())
+    let identity = IdentityFiles { cert: links.cert.to_path_buf(), key: links.key.to_path_buf() };
+    PeerTlsConfig { identity, ca: links.peer_ca.to_path_buf(), name }
+        .load()
+        .map_err(|cause| cause.to_string())
 }
 
 /// Reads the CA and certificate for joining nodes, if joining is enabled.
@@ -160,13 +162,13 @@ pub(crate) fn invitation_ca(
         return Ok(None);
     }
     let links = &settings.links;
-    let authority = AdvertisedCa::load(links.peer_ca.clone(), links.cert.clone());
+    let authority = AdvertisedCa::load(links.peer_ca.to_path_buf(), links.cert.to_path_buf());
     startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
 }
 
 /// Returns the file of CAs of certificates that edges may present; `None` if they may present none.
-pub(crate) fn edge_ca(settings: &ServerConfig) -> Option<&PathBuf> {
-    settings.csr.as_ref()?.edge_ca.as_ref()
+pub(crate) fn edge_ca(settings: &ServerConfig) -> Option<&Path> {
+    settings.csr.as_ref()?.edge_ca.as_deref()
 }
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
@@ -176,9 +178,9 @@ fn publisher(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
         return;
     }
     for (table, etcd) in settings.etcds() {
-        startup.check_certs(&format!("{table}.etcd.ca"), etcd.ca.as_ref());
-        startup.check_certs(&format!("{table}.etcd.cert"), etcd.cert.as_ref());
-        startup.check_private_key(&format!("{table}.etcd.key"), etcd.key.as_ref());
+        startup.check_certs(&format!("{table}.etcd.ca"), etcd.ca.as_deref());
+        startup.check_certs(&format!("{table}.etcd.cert"), etcd.cert.as_deref());
+        startup.check_private_key(&format!("{table}.etcd.key"), etcd.key.as_deref());
         if let Some(password) = &etcd.password_file {
             startup.check_file(&format!("{table}.etcd.password_file"), password, not_empty);
         }

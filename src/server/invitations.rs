@@ -76,7 +76,7 @@ fn store(settings: &ServerConfig, name: &'static str, resolver: &Resolver) -> Op
         }
         InvitationStoreKind::Secret => {
             let cluster = settings.cluster?;
-            with_kubernetes!(api::server::secret::shared(&cluster, settings.secret, name), else return None)
+            with_kubernetes!(api::server::secret::shared(&cluster, settings.secret.0, name), else return None)
         }
     })
 }

@@ -63,13 +63,13 @@ fn store(
     let server = settings.pod_ip?;
     match dns.publish {
         PublishTo::None => None,
-        PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?, server))),
+        PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?.0, server))),
         PublishTo::Etcd => {
             let members = EtcdClient::of(etcd_access(dns.etcd.clone()), files.resolver.clone());
             Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
         }
         PublishTo::ConfigMap => {
-            let name = dns.configmap.clone();
+            let name = dns.configmap.0.clone();
             let peers = shared.finder.peers().cloned();
             let lives =
                 move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
@@ -111,8 +111,8 @@ fn record_filter(
 pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
     EtcdAccess {
         members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
-        ca: etcd.ca,
-        identity: etcd.cert.zip(etcd.key).map(|(cert, key)| IdentityFiles { cert, key }),
-        login: etcd.user.zip(etcd.password_file),
+        ca: etcd.ca.map(|ca| ca.0),
+        identity: etcd.cert.zip(etcd.key).map(|(cert, key)| IdentityFiles { cert: cert.0, key: key.0 }),
+        login: etcd.user.zip(etcd.password_file.map(|file| file.0)),
     }
 }

@@ -77,8 +77,8 @@ impl ListenerTlsConfig {
         let params = tls_params(tls, startup);
         NamedFile::check_all(&self.files(), startup)?;
         let (params, _) = params?;
-        let identity = IdentityFiles { cert: self.cert.clone(), key: self.key.clone() };
-        let clients = self.client_ca.clone().map_or(ClientAuth::Anonymous, ClientAuth::Required);
+        let identity = IdentityFiles { cert: self.cert.to_path_buf(), key: self.key.to_path_buf() };
+        let clients = self.client_ca.clone().map_or(ClientAuth::Anonymous, |ca| ClientAuth::Required(ca.0));
         let server = TlsServerConfig { identity, clients, params, alpn: vec![b"http/1.1".to_vec()] };
         startup.collect(StartupErrorKind::Config, &[&self.key("cert"), &self.key("key")], server.load())
     }

@@ -190,6 +190,7 @@ fn start_with_certificate(place: &TestDir, server: SocketAddr) -> Edge {
     // Without a kube-apiserver it is never renewed.
     let kubeconfig = Some(place.path().join("none"));
     let cluster = ClusterSettings { kubeconfig, namespace: None };
+    let file = file.into();
     settings.csr = Some(EdgeCsrConfig { enabled: true, cluster, file, ..EdgeCsrConfig::default() });
     Edge::start(settings, None).unwrap()
 }

@@ -20,7 +20,7 @@ use tunnel_proto::names::Instance;
 /// Makes all checks of an edge.
 pub(super) async fn check(checked: &CheckedProgram<'_>, found: &mut DoctorFindings) {
     let Some(settings) = checked.settings.of::<EdgeConfig>() else { return };
-    let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
+    let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.to_path_buf())];
     check_files(checked.path, public, settings.secrets(checked.path), found);
     let admin = admin_address(&settings.uplink.ports, &settings.admin).await;
     let tokens = settings.uplink.token_file.as_deref();
@@ -42,8 +42,9 @@ impl Caller {
             let text = format!("{} does not exist yet", file.display());
             return Err(Finding::error("certificate", text, "a certificate, or a token", hint));
         }
-        let identity = certificate.map(|file| IdentityFiles { cert: file.clone(), key: file.clone() });
-        let trust = Trust::Ca(uplink.ca.clone());
+        let identity =
+            certificate.map(|file| IdentityFiles { cert: file.to_path_buf(), key: file.to_path_buf() });
+        let trust = Trust::Ca(uplink.ca.to_path_buf());
         let Ok(tls) = (TlsClientConfig { trust, identity, alpn: link_alpn() }).load() else {
             return Ok(None);
         };
@@ -59,7 +60,7 @@ impl Caller {
             servers: (uplink.server_addresses().collect(), "edge.uplink.servers"),
             proxy: uplink.proxy.clone(),
             tls: tls.load(),
-            ca: Some(uplink.ca.clone()),
+            ca: Some(uplink.ca.to_path_buf()),
             ca_key: "edge.uplink.ca",
             name: node.to_string(),
             hello: (!is_linked).then(|| (instance, EdgeHello::edge_request(&node, token, instance))),

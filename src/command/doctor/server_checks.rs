@@ -116,8 +116,8 @@ async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut D
     let Some(name) = name.and_then(|name| tls::server_name(&name).ok()).filter(|_| !all.is_empty()) else {
         return Ok(());
     };
-    let identity = Some(IdentityFiles { cert: links.cert.clone(), key: links.key.clone() });
-    let trust = Trust::Ca(links.peer_ca.clone());
+    let identity = Some(IdentityFiles { cert: links.cert.to_path_buf(), key: links.key.to_path_buf() });
+    let trust = Trust::Ca(links.peer_ca.to_path_buf());
     let client = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().map_err(|why| {
         let hint = "correct cert, key and peer_ca of [server.links]";
         Finding::error("peers", why, "files that belong together", hint)

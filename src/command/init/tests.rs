@@ -49,7 +49,7 @@ fn init_writes_configs_that_load_without_warnings_and_are_private() {
     assert_eq!(cloud.invitations.store, InvitationStoreKind::File);
     let kept = Some("/var/lib/tunnel/enrolled".into());
     assert_eq!(cloud.invitations.file, kept, "a service may not write below /etc");
-    assert_eq!(cloud.links.token_file, Path::new("/etc/tunnel/token/token"));
+    assert_eq!(cloud.links.token_file, "/etc/tunnel/token/token".into());
     let (edge, warnings) = EdgeConfig::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();
     assert_eq!((warnings, edge.uplink.node.as_str()), (Vec::new(), "node2"));
     let token = read("edge-node2/token/token");

@@ -1,7 +1,6 @@
 //! The table of an edge's certificate from its cluster.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use educe::Educe;
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::cluster::ClusterSettings;
 use crate::config::required_cluster::{MAX_LIFETIME, MIN_LIFETIME, required_cluster};
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms::{self, Millis};
+use crate::config::value::forms::{FilePath, Millis};
 
 /// `[edge.csr]`: certificate that identifies this edge, with or without a token, issued by a signer of its cluster
 /// (CertificateSigningRequests). The edge requests it as its node with the kubeconfig of --kubeconfig=FILE,
@@ -25,9 +24,8 @@ pub struct EdgeCsrConfig {
     /// Whether to request the certificate.
     pub enabled: bool,
     /// File of certificate and key, written and renewed by the edge. Only its user may read it.
-    #[serde(deserialize_with = "forms::file")]
     #[educe(Default = "/var/lib/tunnel/pki/agent.pem".into())]
-    pub file: PathBuf,
+    pub file: FilePath,
     /// Requested validity. Default: the signer decides, usually a year.
     ///
     /// Example: `"720h"`

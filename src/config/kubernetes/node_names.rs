@@ -4,7 +4,7 @@ use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::config::cluster::{self, ClusterSettings};
+use crate::config::cluster::{ClusterSettings, ObjectName};
 use crate::config::kubernetes::ports::NAMESPACE;
 use crate::config::required_cluster::required_cluster;
 use crate::config::table::ConfigTableReader;
@@ -22,22 +22,18 @@ use tunnel_base::policy::NodeGlob;
 #[serde(default)]
 pub struct NodeNameSettings {
     /// Name of the ConfigMap. Its key belongs entirely to the servers. It is created if it does not exist.
-    #[serde(deserialize_with = "cluster::object_name")]
     // Names that YurtTunnel uses; the Lease is ours.
-    #[educe(Default = "yurt-tunnel-nodes".to_owned())]
-    pub configmap: String,
+    #[educe(Default = "yurt-tunnel-nodes".into())]
+    pub configmap: ObjectName,
     /// Key in the ConfigMap.
-    #[serde(deserialize_with = "cluster::object_name")]
-    #[educe(Default = "tunnel-nodes".to_owned())]
-    pub key: String,
+    #[educe(Default = "tunnel-nodes".into())]
+    pub key: ObjectName,
     /// Name of the Lease.
-    #[serde(deserialize_with = "cluster::object_name")]
-    #[educe(Default = "tunnel-node-names".to_owned())]
-    pub lease: String,
+    #[educe(Default = "tunnel-node-names".into())]
+    pub lease: ObjectName,
     /// Namespace of both.
-    #[serde(deserialize_with = "cluster::object_name")]
-    #[educe(Default = NAMESPACE.to_owned())]
-    pub namespace: String,
+    #[educe(Default = NAMESPACE.into())]
+    pub namespace: ObjectName,
     /// Label and value of the Nodes that are edges. Nodes without it, and without superedge.io/node-edge=enable or
     /// openyurt.io/is-edge-worker=true, cannot link.
     #[serde(with = "LabelForm")]
@@ -49,9 +45,8 @@ pub struct NodeNameSettings {
     /// Example: `["*.nodes.example.org"]`
     pub names: Vec<NodeGlob>,
     /// Service in the servers' namespace that edges' names resolve to.
-    #[serde(deserialize_with = "cluster::object_name")]
-    #[educe(Default = "x-tunnel-server-internal-svc".to_owned())]
-    pub service: String,
+    #[educe(Default = "x-tunnel-server-internal-svc".into())]
+    pub service: ObjectName,
     /// What an edge's name resolves to. "service": the Service. "server": the server that the node is connected to, or
     /// the Service if there is none; requires what publish = "configmap" of `[server.dns]` writes, without a zone.
     pub resolve_to: ResolveTo,
@@ -79,7 +74,7 @@ pub enum ResolveTo {
 /// `None` if the table is absent, or unusable, which is recorded.
 pub(crate) fn node_names(
     cloud: &mut ConfigTableReader<'_>,
-    published: Option<&String>,
+    published: Option<&ObjectName>,
     zone: &str,
 ) -> Option<NodeNameSettings> {
     let mut table = cloud.table("node_names");
@@ -90,11 +85,11 @@ pub(crate) fn node_names(
     let cluster = required_cluster(&table, "configmap", true);
     // Two writers of one ConfigMap would undo each other's changes.
     if published == Some(&names.configmap) {
-        let found = Some(format!("{:?}, which publish of [server.dns] writes", names.configmap));
+        let found = Some(format!("{:?}, which publish of [server.dns] writes", names.configmap.0));
         table.error("configmap", found, "use a separate ConfigMap");
     }
     let is_to_server = names.resolve_to == ResolveTo::Server;
-    let holders = published.filter(|_| is_to_server && zone.is_empty()).cloned();
+    let holders = published.filter(|_| is_to_server && zone.is_empty()).map(|name| name.0.clone());
     if is_to_server && holders.is_none() {
         let expected = "requires publish = \"configmap\" of [server.dns], without a zone";
         table.error("resolve_to", Some("\"server\"".to_owned()), expected);

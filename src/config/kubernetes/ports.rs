@@ -3,7 +3,7 @@
 use educe::Educe;
 use serde::{Deserialize, Serialize};
 
-use crate::config::cluster::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings, ObjectName};
 use crate::config::required_cluster::required_cluster;
 use crate::config::table::ConfigTableReader;
 
@@ -19,14 +19,12 @@ use crate::config::table::ConfigTableReader;
 #[serde(default)]
 pub struct NodePortsConfig {
     /// Name of the ConfigMap.
-    #[serde(deserialize_with = "cluster::object_name")]
     // Names that YurtTunnel uses.
-    #[educe(Default = "yurt-tunnel-server-cfg".to_owned())]
-    pub configmap: String,
+    #[educe(Default = "yurt-tunnel-server-cfg".into())]
+    pub configmap: ObjectName,
     /// Its namespace.
-    #[serde(deserialize_with = "cluster::object_name")]
-    #[educe(Default = NAMESPACE.to_owned())]
-    pub namespace: String,
+    #[educe(Default = NAMESPACE.into())]
+    pub namespace: ObjectName,
     /// Service in the servers' namespace that gets an entry dnat-PORT for each port. The entry points to the port of
     /// `[server.http]` or `[server.https]` that is set to "host". The Service is written only if it has the annotation
     /// tunnel.cloud.io/ports: managed, and only these entries are changed. Default: none is written.

@@ -1,6 +1,5 @@
 //! `[server.clients]`: links of users' programs.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +8,7 @@ use crate::config;
 use crate::config::access::{self, AccessConfig};
 use crate::config::listen_tls;
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms::{self, Millis};
+use crate::config::value::forms::{FilePath, Millis};
 use tunnel_base::policy::grants::GrantBounds;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
@@ -54,8 +53,7 @@ struct ClientConfigKeys {
     /// names that servers' certificates contain, and the subject of edges, are never accepted. Default: none.
     ///
     /// Example: `"/etc/tunnel/certs/users-ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    client_ca: Option<PathBuf>,
+    client_ca: Option<FilePath>,
     /// Patterns of the names (CN or DNS name) of accepted certificates; '*' matches any run of characters. The user is
     /// the first accepted name. Required with client_ca. No default.
     ///
@@ -70,7 +68,7 @@ pub struct UserAccessConfig {
     /// What users may reach, from where, and which names of certificates are users.
     pub access: AccessConfig,
     /// The file of CAs that sign users' certificates.
-    pub client_ca: Option<PathBuf>,
+    pub client_ca: Option<FilePath>,
 }
 
 /// The key of the table.

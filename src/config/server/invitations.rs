@@ -1,12 +1,11 @@
 //! `[server.invitations]`: where servers store invitations and joined nodes.
 
-use crate::config::value::forms;
-use std::path::PathBuf;
+use crate::config::value::forms::FilePath;
 
 use educe::Educe;
 use serde::{Deserialize, Serialize};
 
-use crate::config::cluster::{self, ClusterSettings};
+use crate::config::cluster::{ClusterSettings, ObjectName};
 use crate::config::required_cluster::required_cluster;
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTableReader;
@@ -27,12 +26,10 @@ pub struct InvitationConfig {
     /// missing. No default.
     ///
     /// Example: `"/var/lib/tunnel/enrolled"`
-    #[serde(deserialize_with = "forms::file")]
-    pub file: Option<PathBuf>,
+    pub file: Option<FilePath>,
     /// For "secret": name of the Secret, which is created if it does not exist.
-    #[serde(deserialize_with = "cluster::object_name")]
-    #[educe(Default = "tunnel-invitations".to_owned())]
-    pub secret: String,
+    #[educe(Default = "tunnel-invitations".into())]
+    pub secret: ObjectName,
     /// The table below it.
     #[serde(skip)]
     pub etcd: EtcdSettings,

@@ -1,16 +1,15 @@
 //! `[server.dns]`: where this server publishes its nodes; and etcd clusters.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use educe::Educe;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::cluster;
+use crate::config::cluster::ObjectName;
 use crate::config::table::ConfigTableReader;
-use crate::config::value::forms;
+use crate::config::value::forms::{self, FilePath};
 use tunnel_base::policy::NodeGlob;
 use tunnel_proto::names::{NodeName, Target};
 use tunnel_proto::serde_as_text;
@@ -42,16 +41,14 @@ pub struct DnsConfig {
     /// created next to it, so this user must be allowed to write to its directory. No default.
     ///
     /// Example: `"/var/lib/tunnel/hosts"`
-    #[serde(deserialize_with = "forms::file")]
-    pub hosts_file: Option<PathBuf>,
+    pub hosts_file: Option<FilePath>,
     /// ConfigMap for publish = "configmap", which requires Kubernetes, as kubernetes_service of `[server.peers]` does.
     /// The role must be able to get, create and update it, and to list nodes if zone is empty and Nodes have dots in
     /// their names. In its key hosts only our own lines are changed, so several servers share it. It is created if it
     /// does not exist.
-    #[serde(deserialize_with = "cluster::object_name")]
     // SuperEdge's name.
-    #[educe(Default = "tunnel-nodes".to_owned())]
-    pub configmap: String,
+    #[educe(Default = "tunnel-nodes".into())]
+    pub configmap: ObjectName,
     /// DNS servers (ip:port) that know the server of each node, queried before peers are. Default: the system's.
     /// Neither DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` lists peers.
     ///
@@ -105,18 +102,15 @@ pub struct EtcdSettings {
     /// File (PEM) of the CA that signed the members' certificates. Required for https. No default.
     ///
     /// Example: `"/etc/tunnel/certs/etcd-ca.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    pub ca: Option<PathBuf>,
+    pub ca: Option<FilePath>,
     /// File (PEM) of the certificate presented to etcd. Re-read when it changes.
     ///
     /// Example: `"/etc/tunnel/certs/etcd-client.crt"`
-    #[serde(deserialize_with = "forms::file")]
-    pub cert: Option<PathBuf>,
+    pub cert: Option<FilePath>,
     /// File (PEM) of its private key.
     ///
     /// Example: `"/etc/tunnel/certs/etcd-client.key"`
-    #[serde(deserialize_with = "forms::file")]
-    pub key: Option<PathBuf>,
+    pub key: Option<FilePath>,
     /// User of etcd that may write below prefix.
     ///
     /// Example: `"tunnel"`
@@ -125,8 +119,7 @@ pub struct EtcdSettings {
     /// File of that user's password. Read at each login.
     ///
     /// Example: `"/etc/tunnel/auth/etcd-password"`
-    #[serde(deserialize_with = "forms::file")]
-    pub password_file: Option<PathBuf>,
+    pub password_file: Option<FilePath>,
 }
 
 /// The address of one member of an etcd cluster in the config.

@@ -4,8 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::de::{Deserialize, Deserializer, Error};
-use serde::ser::{Serialize, Serializer};
+use derive_more::{Deref, From};
+use serde::de::{Deserializer, Error};
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
 
 use crate::config::value::{quantity, with_unit};
 
@@ -71,13 +73,19 @@ pub(crate) fn count<'de, const MAX: usize, D: Deserializer<'de>>(deserializer: D
     number.ok_or_else(|| D::Error::custom(format_args!("expected a whole number from 1 to {MAX}")))
 }
 
-/// Reads a file name.
-pub(crate) fn file<'de, D: Deserializer<'de>, T: From<PathBuf>>(deserializer: D) -> Result<T, D::Error> {
+/// The path of a file, which need not exist.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, Deref, From)]
+#[deref(forward)]
+#[from(forward)]
+#[serde(transparent)]
+pub struct FilePath(#[serde(deserialize_with = "file")] pub PathBuf);
+
+fn file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let text: String = filled_text(deserializer)?;
     if text.contains('\0') {
         return Err(D::Error::custom("expected a file name"));
     }
-    Ok(PathBuf::from(text).into())
+    Ok(PathBuf::from(text))
 }
 
 /// Reads a text that is not empty.

@@ -22,7 +22,7 @@ pub(crate) fn keep_edge(
         node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect(),
     );
     let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };
-    let renewer = CertificateRenewer::new(cluster, Profile::Edge, file, names, lifetime);
+    let renewer = CertificateRenewer::new(cluster, Profile::Edge, file.0, names, lifetime);
     let report = move |state| report(Profile::Edge.condition(), state);
     drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
 }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::cluster::ClusterSettings;
+use crate::config::cluster::{ClusterSettings, ObjectName};
 use crate::config::kubernetes::ServiceAccountConfig;
 use crate::config::kubernetes::node_names::NodeNameSettings;
 use crate::config::kubernetes::ports::NodePortsConfig;
@@ -135,6 +135,8 @@ pub(crate) fn keep_ports(
 ) -> watch::Receiver<ConfigMapPorts> {
     let NodePortsConfig { cluster, namespace, configmap, service, http, https, .. } = ports.clone();
     let cluster = access(&cluster);
+    let ObjectName(namespace) = namespace;
+    let ObjectName(configmap) = configmap;
     let params = PortWatchParams { cluster, namespace, configmap, service, own, http, https };
     let watch = PortWatch::new(params, report(readiness, "node_ports"));
     let known = watch.ports();
@@ -152,14 +154,14 @@ pub(crate) fn keep_node_names(
 ) -> watch::Receiver<BTreeSet<IpAddr>> {
     let params = NamesReconcilerParams {
         cluster: access(&names.cluster),
-        namespace: names.namespace.clone(),
-        configmap: names.configmap.clone(),
-        key: names.key.clone(),
-        lease: names.lease.clone(),
+        namespace: names.namespace.0.clone(),
+        configmap: names.configmap.0.clone(),
+        key: names.key.0.clone(),
+        lease: names.lease.0.clone(),
         identity: format!("{}_{:016x}", pod_name, rand::random::<u64>()),
         edges: names.edges.clone(),
         names: names.names.clone(),
-        service: names.service.clone(),
+        service: names.service.0.clone(),
         holders: names.holders.clone(),
     };
     let kept = NodeNamesReconciler::new(params, report(readiness, "node_names"));

@@ -82,7 +82,7 @@ fn certificates_are_requested_by_profile() {
     assert_eq!(csr.dir.to_str(), Some("/var/lib/tunnel/pki"));
     assert_eq!(csr.profiles, [ProfileKind::Server, ProfileKind::ProxyClient].into());
     assert_eq!(csr.lifetime, Some(Duration::from_secs(7200)));
-    assert_eq!(csr.services, ["s"]);
+    assert_eq!(csr.services, ["s".into()]);
     assert_eq!(csr.names, ["fd00::1", "tunnel.test"].map(str::to_owned).into());
 }
 

@@ -61,19 +61,19 @@ mod inside {
         assert_eq!(warnings, []);
         let ports = settings.ports.unwrap();
         assert_eq!(
-            (ports.namespace.as_str(), ports.configmap.as_str()),
+            (ports.namespace.0.as_str(), ports.configmap.0.as_str()),
             ("kube-system", "yurt-tunnel-server-cfg")
         );
         assert_eq!((ports.service, ports.http, ports.https), (None, Some(10264), None));
         assert_eq!(ports.cluster.namespace.unwrap(), "edge-system");
         let names = settings.node_names.unwrap();
         assert_eq!(
-            (names.namespace.as_str(), names.configmap.as_str()),
+            (names.namespace.0.as_str(), names.configmap.0.as_str()),
             ("kube-system", "yurt-tunnel-nodes")
         );
-        assert_eq!((names.key.as_str(), names.lease.as_str()), ("tunnel-nodes", "tunnel-node-names"));
+        assert_eq!((names.key.0.as_str(), names.lease.0.as_str()), ("tunnel-nodes", "tunnel-node-names"));
         assert_eq!(names.edges, ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned()));
-        assert_eq!((names.service.as_str(), names.holders), ("x-tunnel-server-internal-svc", None));
+        assert_eq!((names.service.0.as_str(), names.holders), ("x-tunnel-server-internal-svc", None));
     }
 
     #[test]

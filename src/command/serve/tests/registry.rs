@@ -154,7 +154,7 @@ fn superedges_dns_table_publishes_to_its_configmap_unless_overridden() {
     ] {
         let (cloud, warnings) = inside(&text, None).unwrap();
         assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0], "{text}");
-        assert_eq!((cloud.dns.publish, cloud.dns.configmap), publish, "{text}");
+        assert_eq!((cloud.dns.publish, cloud.dns.configmap.0), publish, "{text}");
         let PeerConfig { several, cluster, kubernetes_service, .. } = cloud.peers;
         let cluster = cluster.map(|cluster| (cluster, kubernetes_service));
         assert_eq!((several, cluster), (expected.is_some(), expected), "{text}");

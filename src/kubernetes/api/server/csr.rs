@@ -35,7 +35,8 @@ fn renewers(csr: &ServerCsrConfig) -> Vec<CertificateRenewer> {
     let renewer = |kind: &ProfileKind| {
         let (profile, names) = match kind {
             ProfileKind::Server => {
-                let names = ServerNameSources { services: csr.services.clone(), names: csr.names.clone() };
+                let services = csr.services.iter().map(|service| service.0.clone()).collect();
+                let names = ServerNameSources { services, names: csr.names.clone() };
                 (Profile::Server, CertificateNameSource::Of(names))
             }
             ProfileKind::ProxyClient => {
