@@ -32,13 +32,16 @@ use tunnel_proto::frame::ErrorCode;
 ///
 /// Label values are fixed words (listener, reason, result), never text from a remote, so that no remote can create
 /// series. Counters that sessions change often are plain fields.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, educe::Educe)]
+#[educe(Default)]
 pub struct Metrics {
     /// Number of nodes linked to this server.
     pub nodes: Gauge,
     /// Open links, by kind of remote.
+    #[educe(Default = OpenLinksGauge::by("remote"))]
     pub links: OpenLinksGauge,
     /// Open links to programs of SuperEdge, by dialect.
+    #[educe(Default = OpenLinksGauge::by("dialect"))]
     pub plain_links: OpenLinksGauge,
     /// Closed links, by reason.
     pub links_closed: ReasonCounter,
@@ -51,16 +54,19 @@ pub struct Metrics {
     /// Number of times an edge started to dial its server again.
     pub link_reconnects: Counter,
     /// Backup links next to an unresponsive link, by outcome.
+    #[educe(Default = ReasonCounter::by("outcome"))]
     pub backup_links: ReasonCounter,
     /// Number of edges asked to link to a peer with fewer nodes.
     pub edges_rebalanced: Counter,
     /// Round-trip times of pings in seconds, on every link.
+    #[educe(Default = Histogram::new(RTT_SECONDS))]
     pub rtt: Histogram,
     /// Number of times reading a plain link paused because a session's queue was full.
     pub read_pauses: Counter,
     /// Sessions of each listener or of the acceptor.
     pub sessions: SessionMetrics,
     /// Seconds from a session's request to its response, successful or not.
+    #[educe(Default = Histogram::new(OPEN_SECONDS))]
     pub open_duration: Histogram,
     /// HTTP requests in flight.
     pub requests: InFlightRequests,
@@ -99,8 +105,10 @@ pub struct Metrics {
 type MetricLabels<const N: usize = 1> = [(&'static str, &'static str); N];
 
 /// A counter for each reason, and for all of them together; reasons are fixed words.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, educe::Educe)]
+#[educe(Default)]
 pub struct ReasonCounter {
+    #[educe(Default = "reason")]
     label: &'static str,
     each: Family<MetricLabels, Counter>,
     all: Counter,
@@ -216,38 +224,7 @@ impl Metrics {
     /// Registers all metrics in `all`. Open links to each of the kinds `remotes` are exposed even before the first one.
     fn with(mut all: Registry, nodes: Gauge, remotes: &[&'static str]) -> Self {
         let [bytes_to_target, bytes_to_client] = session_bytes(&mut all);
-        let mut metrics = Self {
-            nodes,
-            links: OpenLinksGauge::by("remote"),
-            plain_links: OpenLinksGauge::by("dialect"),
-            links_closed: ReasonCounter::by("reason"),
-            links_rejected: ReasonCounter::by("reason"),
-            link_dial_failures: ReasonCounter::by("reason"),
-            node_name_conflicts: Counter::default(),
-            link_reconnects: Counter::default(),
-            backup_links: ReasonCounter::by("outcome"),
-            edges_rebalanced: Counter::default(),
-            rtt: Histogram::new(RTT_SECONDS),
-            read_pauses: Counter::default(),
-            sessions: SessionMetrics::default(),
-            open_duration: Histogram::new(OPEN_SECONDS),
-            requests: InFlightRequests::default(),
-            bytes_to_target,
-            bytes_to_client,
-            resets: ReasonCounter::by("reason"),
-            truncated: ReasonCounter::by("reason"),
-            resumed: Counter::default(),
-            sessions_relayed: Gauge::default(),
-            buffers: BudgetGauges::default(),
-            frames_dropped: ReasonCounter::by("reason"),
-            connections_rejected: ReasonCounter::by("reason"),
-            dns_records: Gauge::default(),
-            dns_publish_failures: Counter::default(),
-            devices_ending: Gauge::default(),
-            certificates: CertificateExpiryMetric::default(),
-            refusals: RefusalLog::default(),
-            registry: Arc::default(),
-        };
+        let mut metrics = Self { nodes, bytes_to_target, bytes_to_client, ..Self::default() };
         for remote in remotes {
             metrics.links.of(remote);
         }
@@ -276,7 +253,7 @@ fn session_bytes(to: &mut Registry) -> [Counter; 2] {
 impl ReasonCounter {
     /// Creates a counter for each value of this label.
     fn by(label: &'static str) -> Self {
-        Self { label, each: Family::default(), all: Counter::default() }
+        Self { label, ..Self::default() }
     }
 
     /// Exposes the counts for these reasons.

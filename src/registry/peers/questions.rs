@@ -15,8 +15,10 @@ use tunnel_proto::state::LinkId;
 
 /// The questions of one kind that wait for an answer, by number and link: an answer is only accepted from the link over
 /// which it was requested.
-#[derive(Debug)]
+#[derive(Debug, educe::Educe)]
+#[educe(Default)]
 pub(crate) struct Questions<A> {
+    #[educe(Default = AtomicU64::new(UNSOLICITED + 1))]
     next: AtomicU64,
     pub(super) pending: Mutex<HashMap<(u64, LinkId), oneshot::Sender<A>>>,
 }
@@ -47,12 +49,6 @@ impl<A> Questions<A> {
             // This fails only if the caller has just left.
             let _ = waiter.send(answer);
         }
-    }
-}
-
-impl<A> Default for Questions<A> {
-    fn default() -> Self {
-        Self { next: AtomicU64::new(UNSOLICITED + 1), pending: Mutex::default() }
     }
 }
 

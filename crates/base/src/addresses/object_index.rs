@@ -32,7 +32,8 @@ impl IndexKey {
 }
 
 /// An index of objects of one kind. Its two maps share the names, to save memory.
-#[derive(Debug)]
+#[derive(Debug, educe::Educe)]
+#[educe(Default)]
 pub struct ObjectIndex<V> {
     objects: HashMap<Arc<str>, Entry<V>>,
     claims: BTreeSet<(IndexKey, Arc<str>)>,
@@ -124,11 +125,5 @@ impl<V: IndexKeys> ObjectIndex<V> {
         let first = Bound::Included((claim.clone(), Arc::default()));
         let all = self.claims.range((first, Bound::Unbounded)).take_while(move |(own, _)| *own == claim);
         all.filter_map(|(_, name)| Some((name.as_ref(), self.get(name)?)))
-    }
-}
-
-impl<V> Default for ObjectIndex<V> {
-    fn default() -> Self {
-        Self { objects: HashMap::new(), claims: BTreeSet::new(), list: 0, listed: false }
     }
 }

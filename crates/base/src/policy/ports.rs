@@ -16,13 +16,15 @@ pub enum PortTarget {
 }
 
 /// Ports of nodes other than the kubelet's, as listed in a ConfigMap.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, educe::Educe)]
+#[educe(Default)]
 pub struct ConfigMapPorts {
     /// HTTP ports.
     pub http: BTreeSet<u16>,
     /// HTTPS ports; disjoint from [`Self::http`].
     pub https: BTreeSet<u16>,
-    /// Ports of services that listen only on a node's loopback.
+    /// Ports of services that listen only on a node's loopback. The default is that of a ConfigMap without this key.
+    #[educe(Default = [10266, 10267].into())]
     pub loopback: BTreeSet<u16>,
 }
 
@@ -90,13 +92,6 @@ impl ConfigMapPorts {
     /// Returns true if a node's port is dialled at its loopback instead of its address.
     pub fn is_on_loopback(&self, port: u16) -> bool {
         KUBELET.contains(&port) || self.loopback.contains(&port)
-    }
-}
-
-/// No HTTP or HTTPS ports. The loopback ports are the default for a ConfigMap without that key.
-impl Default for ConfigMapPorts {
-    fn default() -> Self {
-        Self { http: BTreeSet::new(), https: BTreeSet::new(), loopback: [10266, 10267].into() }
     }
 }
 

@@ -39,7 +39,8 @@ struct RelayedEntry {
 
 /// Sessions of one kind on a link, by id and by node: a node that moves concerns only its own sessions, and thousands
 /// may move at once.
-#[derive(Debug)]
+#[derive(Debug, educe::Educe)]
+#[educe(Default)]
 struct LinkSessionIndex<T> {
     all: HashMap<SessionId, SessionEntry<T>>,
     by_node: HashMap<NodeName, HashSet<SessionId>>,
@@ -52,12 +53,6 @@ struct SessionEntry<T> {
     number: u64,
     node: NodeName,
     more: T,
-}
-
-impl<T> Default for LinkSessionIndex<T> {
-    fn default() -> Self {
-        Self { all: HashMap::new(), by_node: HashMap::new() }
-    }
 }
 
 impl<T> LinkSessionIndex<T> {
