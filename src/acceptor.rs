@@ -54,14 +54,14 @@ impl SessionAcceptor {
 
     /// Answers an offer and serves its session in its own task. Returns at once, for use on a read loop.
     pub fn serve_incoming(&self, offer: IncomingSession) {
-        let span = info_span!("session", session = %offer.id(), target = %offer.target);
+        let span = info_span!("session", session = %offer.key().id, target = %offer.target);
         let this = self.clone();
         self.drain.spawn(span, async move { this.serve(offer).await });
     }
 
     async fn serve(&self, offer: IncomingSession) {
         let mut access = AccessLogEntry::start(LISTENER, offer.client.clone());
-        access.id = Some(offer.id());
+        access.id = Some(offer.key().id);
         access.node = self.dialer.node().cloned();
         access.target = Some(offer.target.clone());
         let started = Instant::now();
@@ -100,7 +100,7 @@ impl SessionAcceptor {
     async fn dial(&self, offer: &IncomingSession) -> Result<(TargetConnection, DialRight), SessionError> {
         let target = &offer.target;
         let until = Instant::now() + offer.dial_timeout;
-        let tls = match (&self.tls, offer.category()) {
+        let tls = match (&self.tls, offer.key().category) {
             (_, category) if category != SessionCategory::Https => None,
             (Some(tls), _) => Some(tls),
             (None, _) => {

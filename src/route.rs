@@ -245,7 +245,7 @@ impl SessionRouter {
     pub async fn resume_parked(self, drain: Drain) {
         while let Some(parked) = drain.run_until(self.table.next_parked()).await {
             let route = self.clone();
-            let span = info_span!("resume", session = %parked.id());
+            let span = info_span!("resume", session = %parked.key().id);
             drain.spawn(span, async move { route.resume(parked).await });
         }
     }
@@ -258,7 +258,7 @@ impl SessionRouter {
     pub async fn resume(&self, mut parked: PathSearchRight) {
         let timeout = parked.resume_timeout(self.resume_timeout);
         let until = Instant::now() + timeout;
-        let node = parked.node().clone();
+        let node = parked.key().node.clone();
         let far = self.paths.call(&node);
         let mut search = PathSearch::new(&*self.paths, &node, parked.instance(), until, self.chance);
         search.restart_after_pause(parked.consecutive_losses).await;

@@ -150,7 +150,7 @@ pub(crate) fn handle_request(mut request: RelayRequest, shared: &Arc<ServerConte
         }
         Remote::User(_) => user_sessions::spawn_request(request, shared, room),
         // An edge does not reach its own node through a server: with that name it requests a target of the cloud.
-        Remote::Edge(edge) if edge == request.node() && request.instance().is_none() => {
+        Remote::Edge(edge) if *edge == request.key().node && request.instance().is_none() => {
             dial_for_edge(request, shared)
         }
         Remote::Edge(_) | Remote::Server(_) => spawn_relay(request, shared, room),
@@ -173,7 +173,7 @@ fn attribute(request: &mut RelayRequest) {
         }
         Remote::User(name) => {
             let at = from.ends().and_then(|ends| ends.remote).map(|at| at.to_string()).unwrap_or_default();
-            let is_admin = request.category() == SessionCategory::Admin;
+            let is_admin = request.key().category == SessionCategory::Admin;
             let category = if is_admin { SessionCategory::Admin } else { SessionCategory::Ssh };
             request.attribute(category, format!("{name}@{at}"));
         }
@@ -183,7 +183,7 @@ fn attribute(request: &mut RelayRequest) {
 
 /// Relays the request of an edge if it is allowed, in its own task, because the search for a path may take seconds.
 fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {
-    let span = info_span!("relay", node = %request.node());
+    let span = info_span!("relay", node = %request.key().node);
     let room = room.clone();
     let shared = shared.clone();
     shared.link_context.drain.clone().spawn(span, async move {
@@ -216,10 +216,10 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
     }
     let from = request.from().clone();
     let Some(offer) = request.offer() else { return };
-    match target_at_node(&offer.target, offer.node(), offer.id(), shared) {
+    match target_at_node(&offer.target, &offer.key().node, offer.key().id, shared) {
         None => shared.acceptor.serve_incoming(offer),
         Some((node, target)) => {
-            let session = offer.id();
+            let session = offer.key().id;
             let span = info_span!("bridge", %session, %node);
             let access = RequestFromEdge { session, from, node: node.clone(), target: target.clone() };
             let to = BridgeTarget::Node(node, target);

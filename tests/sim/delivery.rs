@@ -57,7 +57,7 @@ impl Simulation {
             let next = || process.table.next_parked().now_or_never();
             let mut parked: Vec<_> = std::iter::from_fn(next).collect();
             // Sorted by the order of opening, because the map's order of random ids is not reproducible.
-            parked.sort_by_key(|session| self.ledger.number(session.id()));
+            parked.sort_by_key(|session| self.ledger.number(session.key().id));
             for session in parked {
                 process.place.spawner.spawn("seeker".into(), process.place.clone().seek(session));
             }

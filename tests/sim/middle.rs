@@ -17,7 +17,7 @@ impl Place {
         if rng.one_in(3) {
             sleep(rng.time(Duration::from_secs(1))).await;
         }
-        let node = request.node().clone();
+        let node = request.key().node.clone();
         if node.as_str() == CLOUD && request.instance().is_none() {
             // An edge's session that ends in the cloud. A session of a peer's edge must not get here.
             if matches!(request.from().peer, Remote::Edge(_))
@@ -44,7 +44,7 @@ impl Place {
 
     /// Tries one path after another while the acceptor is not there, or does not reply in time.
     async fn relay(&self, request: RelayRequest, first: &Arc<Link>) {
-        let (rng, node) = (&self.rng, request.node().clone());
+        let (rng, node) = (&self.rng, request.key().node.clone());
         request.try_path(first);
         loop {
             let is_over = match timeout(rng.time(Duration::from_secs(6)), request.path_failed()).await {
@@ -67,7 +67,7 @@ impl Place {
 
     /// Gives a stale reply, one that leads in a circle, or none.
     fn relay_wrongly(&self, request: RelayRequest) {
-        let node = request.node().clone();
+        let node = request.key().node.clone();
         let path = if self.rng.one_in(3) {
             self.paths.any(self.at, &self.rng).filter(|path| path.node.is_none())
         } else {

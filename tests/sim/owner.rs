@@ -155,13 +155,13 @@ impl Place {
             if vain || Instant::now() >= until {
                 return parked.give_up(SessionError::new(ErrorCode::Cancelled, "no path"));
             }
-            let Some(link) = self.path(parked.node(), parked.instance()) else {
+            let Some(link) = self.path(&parked.key().node, parked.instance()) else {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
             parked.resume(&link);
             attempts += 1;
-            let _ = timeout(self.patience(attempts, parked.node()), parked.answered()).await;
+            let _ = timeout(self.patience(attempts, &parked.key().node), parked.answered()).await;
             sleep(self.rng.time(Duration::from_millis(20))).await;
         }
     }

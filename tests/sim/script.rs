@@ -81,7 +81,8 @@ impl Script {
     fn resume_session(&self, link: &Arc<Link>, epoch: u64) {
         let mut parked = self.table.next_parked().now_or_never().unwrap();
         parked.resume(link);
-        self.receive_frame(link, parked.id(), SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch });
+        let resumed = SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch };
+        self.receive_frame(link, parked.key().id, resumed);
         assert!(!parked.needs_path());
     }
 
@@ -179,7 +180,7 @@ async fn a_session_without_a_path_is_searched_for_even_if_its_event_is_dropped()
     drop(script.receive_frame(&link, session.id(), SessionFrame::PathLost { epoch: 1 }));
     script.end_link(&link);
     let parked = script.table.next_parked().now_or_never();
-    assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
+    assert_eq!(parked.map(|parked| parked.key().id), Some(session.id()));
 }
 
 /// The task that has searched ends without noticing that the path is lost again.
@@ -196,7 +197,7 @@ async fn a_path_that_is_lost_while_its_search_ends_is_searched_for_again() {
     assert!(script.table.next_parked().now_or_never().is_none(), "one task searches");
     drop(parked);
     let parked = script.table.next_parked().now_or_never();
-    assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
+    assert_eq!(parked.map(|parked| parked.key().id), Some(session.id()));
 }
 
 /// While a runtime ends, it drops each search as soon as that starts, so that its session needs another one.

@@ -17,7 +17,7 @@ use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::table::TableFull;
 use tunnel_link::table::handles::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
+use tunnel_proto::frame::{ErrorCode, Remote, SessionError, SessionKey};
 use tunnel_proto::names::{NodeName, Target};
 
 /// For which party a server bridges a session, and what allows it.
@@ -43,7 +43,7 @@ pub(crate) fn spawn_to_plain(request: RelayRequest, plain: Arc<Link>, shared: &A
     let of_edge = matches!(request.from().peer, Remote::Edge(_));
     let access =
         if of_edge { BridgeRequester::Edge(RequestFromEdge::of(&request)) } else { BridgeRequester::Peer };
-    let span = info_span!("bridge", session = %request.id(), node = %request.node());
+    let span = info_span!("bridge", session = %request.key().id, node = %request.key().node);
     let bridged = bridge_to_plain(request, plain, access, shared.clone());
     shared.link_context.drain.spawn(span, async move { drop(bridged.await) });
 }
@@ -98,7 +98,7 @@ impl BridgeTarget {
             Self::Plain(link) => return open_plain(offer, &link, shared).await.map_err(Some),
             Self::Node(node, target) => (node, target),
         };
-        let category = offer.category();
+        let category = offer.key().category;
         let client = offer.client.clone();
         let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
         let opened = shared.route.open(request).await;
@@ -122,8 +122,8 @@ async fn open_plain(
 ) -> Result<Session, SessionError> {
     let client = offer.client.clone();
     let table = &shared.link_context.table;
-    let node = offer.node();
-    let opening = table.open(node.clone(), offer.target.clone(), offer.category(), client, LISTENER);
+    let SessionKey { node, category, .. } = offer.key();
+    let opening = table.open(node.clone(), offer.target.clone(), *category, client, LISTENER);
     let opening = opening.map_err(|TableFull| {
         SessionError::new(ErrorCode::Overloaded, "too many concurrent sessions on that server")
     })?;

@@ -18,7 +18,7 @@ use tunnel_base::drain::Drain;
 use tunnel_link::link::Link;
 use tunnel_link::relay::RelayedEdgeSession;
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionKey};
 use tunnel_proto::names::{NodeName, SessionId, Target};
 
 /// What an edge reaches through this server: another node or, by its own name, a target in the cloud.
@@ -33,8 +33,8 @@ pub(crate) struct RequestFromEdge {
 impl RequestFromEdge {
     pub(crate) fn of(request: &RelayRequest) -> Self {
         let from = request.from().clone();
-        let node = request.node().clone();
-        Self { session: request.id(), from, node, target: request.target().clone() }
+        let SessionKey { id: session, node, .. } = request.key().clone();
+        Self { session, from, node, target: request.target().clone() }
     }
 
     /// Returns an error if the edge may not reach this now. With [`ErrorCode::NodeNotConnected`] that is not known.

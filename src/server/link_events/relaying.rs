@@ -34,7 +34,7 @@ impl ServerContext {
         request: RelayRequest,
         room: &Semaphore,
     ) -> Option<(RelayRequest, Arc<Link>)> {
-        let node = request.node().clone();
+        let node = request.key().node.clone();
         let instance = request.instance();
         // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
@@ -81,14 +81,15 @@ impl ServerContext {
     ///
     /// Returns the request like [`Self::relay`].
     pub(super) fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<Link>)> {
-        let Some(linked) = self.registry.link_of(request.node()).filter(|linked| !linked.link.is_closed())
+        let Some(linked) =
+            self.registry.link_of(&request.key().node).filter(|linked| !linked.link.is_closed())
         else {
-            let why = format!("node {} is not linked to this server", request.node());
+            let why = format!("node {} is not linked to this server", request.key().node);
             request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
             return None;
         };
         if request.instance().is_some_and(|required| linked.link.instance != Some(required)) {
-            let why = format!("node {} {RESTARTED}", request.node());
+            let why = format!("node {} {RESTARTED}", request.key().node);
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;
         }

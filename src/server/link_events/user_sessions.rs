@@ -31,12 +31,11 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
             .refuse(SessionError::new(ErrorCode::NotAllowed, "the access of this user was revoked"));
     };
     let drain = shared.link_context.drain.clone();
-    if request.category() == SessionCategory::Admin {
+    if request.key().category == SessionCategory::Admin {
         let span = info_span!("admin", user = %user.device.user, device = %user.device.device);
         return drain.spawn(span, answer(request, user, shared.clone()));
     }
-    let span =
-        info_span!("relay", user = %user.device.user, device = %user.device.device, session = %request.id());
+    let span = info_span!("relay", user = %user.device.user, device = %user.device.device, session = %request.key().id);
     let room = room.clone();
     let shared = shared.clone();
     drain.spawn(span, relay(request, user, room, shared));
@@ -73,7 +72,7 @@ async fn relay(
     room: Arc<Semaphore>,
     shared: Arc<ServerContext>,
 ) {
-    let id = request.id();
+    let id = request.key().id;
     let resumes = request.resumes();
     // What an earlier server has chosen is authorized, and never located again.
     let (node, target) = match request.place().cloned() {

@@ -13,8 +13,8 @@ use crate::link::Link;
 use crate::lock::store_waker;
 use crate::table::session::{AnyPermit, SharedSession};
 use tunnel_net::ChunkStream;
-use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
-use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionKey};
+use tunnel_proto::names::{Instance, SessionId, Target};
 use tunnel_proto::state::{Actions, Phase, SessionState};
 
 /// A session that was requested and is not open yet.
@@ -125,19 +125,9 @@ impl PendingOpen {
 }
 
 impl IncomingSession {
-    /// Returns the session's id.
-    pub fn id(&self) -> SessionId {
-        self.session.id()
-    }
-
-    /// Returns the kind of the opener's listener.
-    pub fn category(&self) -> SessionCategory {
-        self.session.shared.key.category
-    }
-
-    /// Returns the node of the acceptor.
-    pub fn node(&self) -> &NodeName {
-        &self.session.shared.key.node
+    /// Returns its id, the kind of the opener's listener, and the node of the acceptor.
+    pub fn key(&self) -> &SessionKey {
+        &self.session.shared.key
     }
 
     /// Waits until the opener has given up.
@@ -163,14 +153,9 @@ impl IncomingSession {
 }
 
 impl PathSearchRight {
-    /// Returns the node of its acceptor.
-    pub fn node(&self) -> &NodeName {
-        &self.shared.key.node
-    }
-
-    /// Returns the session's id.
-    pub fn id(&self) -> SessionId {
-        self.shared.key.id
+    /// Returns the session's id, the kind of its listener, and the node of its acceptor.
+    pub fn key(&self) -> &SessionKey {
+        &self.shared.key
     }
 
     /// Returns the process of its remote end.
@@ -196,7 +181,7 @@ impl PathSearchRight {
 
     /// Sends Resume over a link, or over its interactive link if the session should run there.
     pub fn resume(&self, link: &Arc<Link>) {
-        self.shared.ask(&link.link_for(self.id()), None, true);
+        self.shared.ask(&link.link_for(self.key().id), None, true);
     }
 
     /// Waits until the last [`Self::resume`] is answered or its path is lost.

@@ -9,8 +9,8 @@ use crate::relay::attempt::{Attempt, AttemptState};
 use crate::relay::bindings::RelayOutcome;
 use crate::table::SessionTable;
 use crate::table::handles::IncomingSession;
-use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, SessionFrame};
-use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
+use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::names::{Instance, NodeName, Target};
 
 /// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
 ///
@@ -25,19 +25,10 @@ pub struct RelayRequest {
 }
 
 impl RelayRequest {
-    /// Returns the id of the session.
-    pub fn id(&self) -> SessionId {
-        self.attempt.key.id
-    }
-
-    /// Returns the node.
-    pub fn node(&self) -> &NodeName {
-        &self.attempt.key.node
-    }
-
-    /// Returns the kind of the opener's listener. Of a Resume it is what the opener claims.
-    pub fn category(&self) -> SessionCategory {
-        self.attempt.key.category
+    /// Returns the id of the session, its node, and the kind of the opener's listener: of a Resume, what the opener
+    /// claims.
+    pub fn key(&self) -> &SessionKey {
+        &self.attempt.key
     }
 
     /// Attributes an Open to a client and its kind of listener, whatever the frame claims. A Resume names neither.

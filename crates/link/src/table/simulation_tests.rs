@@ -371,7 +371,7 @@ impl<'a> World<'a> {
 
     /// Hands an offer to the acceptor's owner, or drops it if its opener's owner has left.
     fn offer(&mut self, offer: IncomingSession) {
-        let Some(at) = self.places.get(&offer.id()) else { return };
+        let Some(at) = self.places.get(&offer.key().id) else { return };
         let pair = &mut self.pairs[*at];
         assert!(matches!(pair.owners[1], Owner::None) && pair.sides[1].is_new(), "{} twice", pair.describe());
         pair.owners[1] = Owner::Dialling(offer);
@@ -565,7 +565,7 @@ impl<'a> World<'a> {
         if waits && (self.healed || self.rng.random_ratio(15, 16)) {
             return false;
         }
-        let (process, id) = (*process, parked.id());
+        let (process, id) = (*process, parked.key().id);
         let Some(link) = self.some_link(process, false) else { return false };
         self.parked[at].1.resume(&link);
         self.check_session(process, id);
