@@ -2,9 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
@@ -15,7 +13,8 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
+use tokio::io::AsyncWriteExt;
+use tokio_util::io::InspectReader;
 
 use crate::admission::denial::{
     Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, reject_http2, reject_ssh, written,
@@ -24,7 +23,6 @@ use crate::admission::heads::{HEAD_BYTES, HEAD_FIELDS, http_server};
 use crate::admission::trace_id::{new_trace, trace_of};
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use tunnel_base::limited;
-use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::socket::Connection;
 use tunnel_proto::names::{NameError, Target};
 
@@ -112,8 +110,15 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
         *taken.lock() = Some(request);
         pending()
     };
-    let io =
-        tokio::io::join(Hooked { io: socket, hook: HeadCapture { read: Vec::new(), admission } }, Vec::new());
+    // hyper keeps nothing of a head with a malformed target.
+    let mut read = Vec::new();
+    let captured = InspectReader::new(socket, |bytes: &[u8]| {
+        if read.is_empty() {
+            admission.mark_active();
+        }
+        read.extend(bytes.iter().take(MAX_CAPTURED.saturating_sub(read.len())));
+    });
+    let io = tokio::io::join(captured, Vec::new());
     let mut connection =
         http_server(HEAD_BYTES, HEAD_FIELDS).serve_connection(TokioIo::new(io), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
@@ -129,8 +134,8 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
     })
     .await;
     let parts = connection.into_parts();
-    let (Hooked { io: mut socket, hook: HeadCapture { read, .. } }, response) =
-        parts.io.into_inner().into_inner();
+    let (captured, response) = parts.io.into_inner().into_inner();
+    let mut socket = captured.into_inner();
     let buffered = parts.read_buf;
     // A client that has sent nothing expects no answer, perhaps not even HTTP.
     let evicted = admission.is_evicted() && !read.is_empty();
@@ -158,31 +163,6 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
             reject_http2(&mut socket, &read).await;
             Err(BadHead { reason: header_failure(&error), socket, rejected })
         }
-    }
-}
-
-/// The first bytes of a head that hyper has read. hyper keeps none if the target is malformed.
-#[derive(Debug)]
-struct HeadCapture<'a> {
-    read: Vec<u8>,
-    admission: &'a Admission,
-}
-
-impl<T: AsyncRead + Unpin> ReadHook<T> for HeadCapture<'_> {
-    fn poll_read(
-        &mut self,
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = out.filled().len();
-        ready!(io.poll_read(cx, out))?;
-        if self.read.is_empty() {
-            self.admission.mark_active();
-        }
-        let room = MAX_CAPTURED.saturating_sub(self.read.len());
-        self.read.extend(out.filled().iter().skip(before).take(room));
-        Poll::Ready(Ok(()))
     }
 }
 

@@ -1,9 +1,12 @@
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{AsyncReadExt, AsyncWrite, DuplexStream, duplex};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf, duplex};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
 use crate::admission::AccessPolicy;
