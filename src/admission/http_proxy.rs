@@ -96,14 +96,9 @@ async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
 pub struct PrereadBytes(Vec<u8>);
 
 impl<T: AsyncRead + Unpin> ReadHook<T> for PrereadBytes {
-    fn poll_read(
-        &mut self,
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(&mut self, io: &mut T, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.0.is_empty() {
-            return io.poll_read(cx, out);
+            return Pin::new(io).poll_read(cx, out);
         }
         let n = self.0.len().min(out.remaining());
         out.put_slice(self.0.get(..n).unwrap_or_default());

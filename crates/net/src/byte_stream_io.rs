@@ -59,17 +59,14 @@ impl<D: ChunkStream> ChunkStreamIo<D> {
 }
 
 impl<D: ChunkStream> AsyncRead for ChunkStreamIo<D> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.unread.is_empty() {
-            self.unread = ready!(self.inner.poll_read_chunk(cx))?;
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.unread.is_empty() {
+            this.unread = ready!(this.inner.poll_read_chunk(cx))?;
         }
-        let n = self.unread.len().min(out.remaining());
-        out.put_slice(self.unread.get(..n).unwrap_or_default());
-        self.unread.advance(n);
+        let n = this.unread.len().min(out.remaining());
+        out.put_slice(this.unread.get(..n).unwrap_or_default());
+        this.unread.advance(n);
         Poll::Ready(Ok(()))
     }
 }

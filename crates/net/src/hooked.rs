@@ -18,15 +18,10 @@ pub struct Hooked<T, H> {
 /// Reads the inner stream for the reader of a [`Hooked`] stream.
 pub trait ReadHook<T> {
     /// Like [`AsyncRead::poll_read`] of the stream `io`.
-    fn poll_read(
-        &mut self,
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>>;
+    fn poll_read(&mut self, io: &mut T, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>>;
 
     /// Polled after a failed write of the stream `io`. Pending delays the report of the failure.
-    fn poll_write_failed(&mut self, _io: Pin<&mut T>, _cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_write_failed(&mut self, _io: &mut T, _cx: &mut Context<'_>) -> Poll<()> {
         Poll::Ready(())
     }
 }
@@ -34,7 +29,7 @@ pub trait ReadHook<T> {
 impl<T: Unpin, H: ReadHook<T>> Hooked<T, H> {
     fn written<R>(&mut self, written: Poll<io::Result<R>>, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
         if let Poll::Ready(Err(_)) = written {
-            ready!(self.hook.poll_write_failed(Pin::new(&mut self.io), cx));
+            ready!(self.hook.poll_write_failed(&mut self.io, cx));
         }
         written
     }
@@ -43,7 +38,7 @@ impl<T: Unpin, H: ReadHook<T>> Hooked<T, H> {
 impl<T: AsyncRead + Unpin, H: ReadHook<T> + Unpin> AsyncRead for Hooked<T, H> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self { io, hook } = self.get_mut();
-        hook.poll_read(Pin::new(io), cx, out)
+        hook.poll_read(io, cx, out)
     }
 }
 

@@ -341,16 +341,11 @@ pub struct ActivityHook<K: Clone + Ord + Hash = Source> {
 }
 
 impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K> {
-    fn poll_read(
-        &mut self,
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(&mut self, io: &mut T, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.permit.as_ref().is_some_and(|(.., revoked)| revoked.is_cancelled()) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        let read = io.poll_read(cx, out);
+        let read = Pin::new(io).poll_read(cx, out);
         let silent = read.is_pending();
         if let Some((limiter, id, _)) = self.permit.as_ref().filter(|_| silent != self.silent) {
             let held = limiter.0.lock().holders.mark(id, !silent, Instant::now()).is_some();

@@ -24,6 +24,8 @@ use tunnel_base::files;
 /// a touched file. New content takes effect once it was read twice unchanged, so a file that is still being written
 /// never does. An empty or removed file changes nothing. The value remains the first one unless a [`FileWatcher`]
 /// watches its files.
+#[derive(derive_more::Debug)]
+#[debug("ReloadedValue({_0})")]
 pub struct ReloadedValue<T>(Arc<Shared<T>>);
 
 /// The reason why a value could not be read from its files.
@@ -174,12 +176,6 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
 impl<T> Clone for ReloadedValue<T> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
-    }
-}
-
-impl<T> fmt::Debug for ReloadedValue<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReloadedValue({})", self.0)
     }
 }
 

@@ -249,17 +249,12 @@ impl<T: Connection> ChunkStream for Socket<T> {
 }
 
 impl<T: AsyncRead + Unpin> ReadHook<T> for TlsInputBuffer {
-    fn poll_read(
-        &mut self,
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(&mut self, io: &mut T, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.unread.is_empty() {
             // If nothing is there, the buffer is returned to its pool.
             let mut buffer = self.buffer.take().unwrap_or_else(|| self.pool.take());
             let mut unfilled = ReadBuf::new(&mut buffer);
-            ready!(io.poll_read(cx, &mut unfilled))?;
+            ready!(Pin::new(io).poll_read(cx, &mut unfilled))?;
             self.unread = 0..unfilled.filled().len();
             self.buffer = Some(buffer).filter(|_| !self.unread.is_empty());
         }

@@ -121,26 +121,23 @@ impl<C: Connection> ClientIo<C> {
 }
 
 impl<C: Connection> AsyncRead for ClientIo<C> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
         let before = out.filled().len();
-        if self.ahead.is_empty() {
-            self.clock.meter.admit()?;
+        if this.ahead.is_empty() {
+            this.clock.meter.admit()?;
             let fits = PIECE_BYTES.min(out.remaining());
             let mut piece = ReadBuf::new(out.initialize_unfilled_to(fits));
-            ready!(self.poll_read_io(cx, &mut piece))?;
+            ready!(this.poll_read_io(cx, &mut piece))?;
             let count = piece.filled().len();
             out.advance(count);
         } else {
-            let fits = self.ahead.len().min(out.remaining());
-            out.put_slice(&self.ahead.split_to(fits));
+            let fits = this.ahead.len().min(out.remaining());
+            out.put_slice(&this.ahead.split_to(fits));
         }
         match out.filled().len() - before {
             0 => {}
-            count => self.clock.on_received(count),
+            count => this.clock.on_received(count),
         }
         Poll::Ready(Ok(()))
     }

@@ -133,23 +133,20 @@ impl Stdio {
 }
 
 impl AsyncRead for Stdio {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if let Some(kind) = self.failed {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Some(kind) = this.failed {
             return Poll::Ready(Err(kind.into()));
         }
-        if self.is_terminal {
-            if self.output.is_none() {
+        if this.is_terminal {
+            if this.output.is_none() {
                 return Poll::Ready(Ok(()));
             }
-            self.reader = Some(cx.waker().clone());
+            this.reader = Some(cx.waker().clone());
         }
         let before = out.filled().len();
-        let read = ready!(Pin::new(&mut self.input).poll_read(cx, out));
-        self.ended = out.filled().len() == before;
+        let read = ready!(Pin::new(&mut this.input).poll_read(cx, out));
+        this.ended = out.filled().len() == before;
         Poll::Ready(read)
     }
 }

@@ -150,12 +150,7 @@ impl Drop for ReadPauseGuard {
 }
 
 impl<T: Connection> ReadHook<T> for ReadAheadBound {
-    fn poll_read(
-        &mut self,
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(&mut self, io: &mut T, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.0.interactive.load(SeqCst) {
             self.0.interactive.store(false, SeqCst);
             if let Some(tcp) = io.tcp() {
@@ -167,7 +162,7 @@ impl<T: Connection> ReadHook<T> for ReadAheadBound {
         }
         ready!(self.poll_room(cx));
         let before = out.filled().len();
-        let read = io.poll_read(cx, out);
+        let read = Pin::new(io).poll_read(cx, out);
         let received = out.filled().len().saturating_sub(before);
         self.0.unread.fetch_add(received, SeqCst);
         // Stored once only: this runs for each read.
@@ -184,7 +179,7 @@ impl<T: Connection> ReadHook<T> for ReadAheadBound {
 
     /// Reads the alert of a remote that rejects this end's certificate: it is the first that such a remote sends, and
     /// HTTP/2 reads nothing after a failed write.
-    fn poll_write_failed(&mut self, io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_write_failed(&mut self, io: &mut T, cx: &mut Context<'_>) -> Poll<()> {
         if self.0.has_received.load(SeqCst) {
             return Poll::Ready(());
         }
