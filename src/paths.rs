@@ -25,6 +25,9 @@ pub struct Path {
     pub instance: Option<Instance>,
 }
 
+/// A search for a path in progress.
+pub type Find<'a> = BoxFuture<'a, Result<Path, NodeNotFound>>;
+
 /// The source of paths for a process's sessions. Every path of an edge or a user's program starts with one of its
 /// [`Uplinks`]; a server finds nodes here and at peers.
 pub trait PathProvider: fmt::Debug + Send + Sync {
@@ -33,12 +36,7 @@ pub trait PathProvider: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// No server has the node, or there is no link to a server.
-    fn find<'a>(
-        &'a self,
-        node: &'a NodeName,
-        instance: Option<Instance>,
-        not: Option<&'a Link>,
-    ) -> BoxFuture<'a, Result<Path, NodeNotFound>>;
+    fn find<'a>(&'a self, node: &'a NodeName, instance: Option<Instance>, not: Option<&'a Link>) -> Find<'a>;
 
     /// Returns a waiter for a new path to the node.
     fn arrival(&self, node: &NodeName) -> NodeWaiter<'_>;

@@ -16,13 +16,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::paths::node_not_found::{NodeNotFound, UnqueriedReason};
 use crate::paths::waiters::{NodeWaiter, NodeWaiters};
-use crate::paths::{Path, PathProvider};
+use crate::paths::{Find, Path, PathProvider};
 use crate::registry::conflicts::Conflicts;
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::links::LinksByNode;
@@ -318,12 +318,7 @@ impl LinkedNode {
 impl PathProvider for Finder {
     /// Avoids the link `not` and the peer at its remote end. Takes about 2 s at most. The error names the peers that were
     /// asked.
-    fn find<'a>(
-        &'a self,
-        node: &'a NodeName,
-        instance: Option<Instance>,
-        not: Option<&'a Link>,
-    ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
+    fn find<'a>(&'a self, node: &'a NodeName, instance: Option<Instance>, not: Option<&'a Link>) -> Find<'a> {
         Box::pin(async move {
             let query = NodeSearchCriteria::new(node, instance, not);
             let mut searching = pin!(self.search(&query));
@@ -384,12 +379,7 @@ pub(crate) struct PeerPaths(pub(crate) Arc<Finder>);
 
 impl PathProvider for PeerPaths {
     /// Takes 1 s at most. The error names the peers that could not be reached.
-    fn find<'a>(
-        &'a self,
-        _: &'a NodeName,
-        instance: Option<Instance>,
-        _: Option<&'a Link>,
-    ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
+    fn find<'a>(&'a self, _: &'a NodeName, instance: Option<Instance>, _: Option<&'a Link>) -> Find<'a> {
         Box::pin(async move {
             let (Some(others), Some(target_instance)) = (&self.0.others, instance) else {
                 return Err(NodeNotFound::default());

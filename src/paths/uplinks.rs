@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, ready};
+use futures_util::future::ready;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::paths::node_not_found::NodeNotFound;
 use crate::paths::waiters::{NodeWaiter, NodeWaiters};
-use crate::paths::{Path, PathProvider, RELINK_WINDOW};
+use crate::paths::{Find, Path, PathProvider, RELINK_WINDOW};
 use tunnel_link::link::Link;
 use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
@@ -183,12 +183,7 @@ impl Uplinks {
 }
 
 impl PathProvider for Uplinks {
-    fn find<'a>(
-        &'a self,
-        node: &'a NodeName,
-        instance: Option<Instance>,
-        not: Option<&'a Link>,
-    ) -> BoxFuture<'a, Result<Path, NodeNotFound>> {
+    fn find<'a>(&'a self, node: &'a NodeName, instance: Option<Instance>, not: Option<&'a Link>) -> Find<'a> {
         let newest = self.newest(not.map(|not| not.id)).ok_or_else(|| self.not_linked_reason());
         // On an edge, its own name means the cloud: the server that is asked dials the target.
         let is_own = instance.is_none() && self.node == *node;
