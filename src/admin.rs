@@ -26,7 +26,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::header::ACCEPT;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
@@ -45,7 +44,7 @@ use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
 use crate::admin::requester::{AdminRequest, AdminRequester};
 use crate::admin::responses::{
-    AdminResponse, json, method_not_allowed, not_found, plain_text, read_body, text,
+    AdminResponse, AdminResponseFuture, json, method_not_allowed, not_found, plain_text, read_body, text,
 };
 use crate::admin::status::StatusResponse;
 use crate::admin::status::collect::WallClock;
@@ -114,11 +113,7 @@ pub trait AdminProcess: fmt::Debug + Send + Sync {
     fn send_ended(&self, _id: SessionId, _why: &str) {}
 
     /// Returns the response to a request for a path that not all kinds have.
-    fn answer<'a>(
-        &'a self,
-        admin: &'a AdminContext,
-        request: AdminRequest<'a>,
-    ) -> BoxFuture<'a, AdminResponse>;
+    fn answer<'a>(&'a self, admin: &'a AdminContext, request: AdminRequest<'a>) -> AdminResponseFuture<'a>;
 }
 
 /// The kind of an admin port of a process, which decides the paths that it serves. Who may request a path depends on the

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use futures_util::future::{BoxFuture, ready};
+use futures_util::future::ready;
 use http::{Method, StatusCode};
 
 use crate::admin::requester::AdminRequest;
-use crate::admin::responses::{AdminResponse, method_not_allowed, not_found, plain_text};
+use crate::admin::responses::{AdminResponseFuture, method_not_allowed, not_found, plain_text};
 use crate::admin::status::{LinkStatus, StatusResponse};
 use crate::admin::{AdminContext, AdminProcess, READ_ONLY};
 use crate::paths::uplinks::Uplinks;
@@ -31,7 +31,7 @@ impl AdminProcess for Uplinks {
         self.all()
     }
 
-    fn answer<'a>(&'a self, _: &'a AdminContext, request: AdminRequest<'a>) -> BoxFuture<'a, AdminResponse> {
+    fn answer<'a>(&'a self, _: &'a AdminContext, request: AdminRequest<'a>) -> AdminResponseFuture<'a> {
         let answer = match request.http.uri().path() {
             "/edge/healthz" if *request.http.method() != Method::GET => method_not_allowed("GET", READ_ONLY),
             "/edge/healthz" if self.is_linked() => plain_text(StatusCode::OK, ""),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -13,6 +14,9 @@ use tokio::time::timeout;
 
 /// A response in one piece.
 pub(crate) type AdminResponse = Response<Full<Bytes>>;
+
+/// A response that is not ready yet.
+pub(crate) type AdminResponseFuture<'a> = BoxFuture<'a, AdminResponse>;
 
 /// The response to a request, or the one that refuses it.
 pub(crate) type AdminAnswer = Result<AdminResponse, AdminResponse>;

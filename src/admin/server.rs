@@ -9,14 +9,15 @@ pub(crate) mod nodes;
 use std::convert::identity;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
 use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::DNS_CONDITION;
 use crate::admin::requester::{AdminRequest, AdminRequester};
-use crate::admin::responses::{AdminResponse, json, method_not_allowed, not_found, plain_text};
+use crate::admin::responses::{
+    AdminResponse, AdminResponseFuture, json, method_not_allowed, not_found, plain_text,
+};
 use crate::admin::server::invitations::{invite, leave, list, revoke};
 use crate::admin::server::nodes::scrape_targets;
 use crate::admin::status::collect::MAX_SESSIONS;
@@ -133,11 +134,7 @@ impl AdminProcess for ServerAdmin {
         links.iter().for_each(|link| link.send_ended(id, why));
     }
 
-    fn answer<'a>(
-        &'a self,
-        admin: &'a AdminContext,
-        request: AdminRequest<'a>,
-    ) -> BoxFuture<'a, AdminResponse> {
+    fn answer<'a>(&'a self, admin: &'a AdminContext, request: AdminRequest<'a>) -> AdminResponseFuture<'a> {
         Box::pin(self.answer_of_server(admin, request))
     }
 }

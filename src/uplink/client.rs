@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::edge::{ServerAddress, ServerEntry};
+use crate::config::edge::ServerEntry;
 use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
 use crate::paths::uplinks::Uplinks;
 use crate::route::{OpenError, ResumeTimeouts, SessionRequest, SessionRouter};
@@ -222,11 +222,8 @@ fn dialer(config: UserLinkConfig, link_context: LinkContext, pool: BufferPool) -
     let trust = ca.clone().map_or(Trust::System, Trust::Ca);
     let tls = TlsClientConfig { trust, identity, alpn: link_alpn() };
     let tls = tls.load().map_err(|cause| cause.to_string())?;
-    let endpoint = |ServerEntry { at, is_websocket }| {
-        let dns = tls_server_name.clone().unwrap_or_else(|| at.host.clone());
-        ServerEndpoint::new(&ServerAddress { at, dns, is_websocket })
-    };
-    let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
+    let address = |server: &ServerEntry| ServerEndpoint::new(&server.address(tls_server_name.as_ref()));
+    let servers = servers.iter().map(address).collect::<Result<_, _>>()?;
     Ok(LinkDialer {
         node: NodeName::none(),
         is_last_good: false,
