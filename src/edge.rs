@@ -1,13 +1,12 @@
 //! Builds and runs an edge: its files, ports and tasks.
 
 pub mod config;
-mod daemon;
 pub(crate) mod edge_files;
 pub mod http_proxy;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -42,6 +41,9 @@ use crate::paths::uplinks::Uplinks;
 use crate::route::SessionRouter;
 use crate::session_io::judged::JudgedSessions;
 use crate::session_io::rights::RightsChange;
+use crate::startup::daemon::{DaemonConfig, Serving};
+use crate::startup::signals::Signals;
+use crate::startup::systemd::wait_stop;
 use crate::startup::{StartupErrorCollector, StartupErrors};
 use crate::uplink::link_dialer::LinkDialer;
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
@@ -117,6 +119,43 @@ struct OpenProxy {
     drain: Drain,
     /// Its accept loop, which owns the port.
     accepting: TaskTracker,
+}
+
+impl DaemonConfig for Settings {
+    fn check(&self, startup: &mut StartupErrorCollector) {
+        Edge::validate(self, startup);
+    }
+
+    fn plan(&self, new: &dyn DaemonConfig) -> ConfigPlan {
+        new.of().map(|new| Self::plan(self, new)).unwrap_or_default()
+    }
+
+    fn uses_no_kubernetes(&self) -> Option<&'static str> {
+        let unused = "an edge uses Kubernetes only for its certificate; set enabled = true in [edge.csr]";
+        self.csr.is_none().then_some(unused)
+    }
+
+    fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
+        Self::secrets(self, config)
+    }
+
+    fn admin_socket(&self) -> Option<&Path> {
+        self.admin.listen.as_deref()
+    }
+
+    fn set_last_good(&mut self) {
+        self.is_last_good = true;
+    }
+
+    fn serve(self: Box<Self>, file: ConfigFile, level: LogLevelHandle, mut signals: Signals) -> Serving {
+        let serving = async move {
+            let edge = Edge::start(*self, Some(level))?;
+            edge.watch_config(file);
+            wait_stop(&mut signals).await;
+            Ok(edge.shutdown(signals.next()).await)
+        };
+        serving.boxed()
+    }
 }
 
 impl Edge {

@@ -3,7 +3,6 @@
 pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
-mod daemon;
 pub(crate) mod edge_links;
 pub(crate) mod handshake_failures;
 pub(crate) mod interactive_links;
@@ -21,6 +20,7 @@ pub(crate) mod user_links;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
 use crate::config::server::{LinkListenerConfig, MEMORY, SessionConfig, clients};
 use crate::enrolment::OpenedEnrolments;
 use crate::listener::{ListenerDeps, connect};
-use crate::parts::with_kubernetes;
+use crate::parts::{self, with_kubernetes};
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
@@ -64,8 +64,11 @@ use crate::server::rates::RateLimiter;
 use crate::server::user_links::UserLinks;
 use crate::session_io::judged::JudgedSessions;
 use crate::session_io::rights::RightsChange;
+use crate::startup::daemon::{DaemonConfig, Serving};
+use crate::startup::signals::Signals;
+use crate::startup::systemd::wait_stop;
 use crate::startup::{Prepared, StartupErrorCollector, StartupErrors};
-use tunnel_base::drain::Drain;
+use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::Networks;
@@ -208,6 +211,50 @@ pub(crate) struct Drains {
     pub(crate) admin: Drain,
 }
 
+impl DaemonConfig for ServerConfig {
+    fn check(&self, startup: &mut StartupErrorCollector) {
+        Server::validate(self, startup);
+    }
+
+    fn plan(&self, new: &dyn DaemonConfig) -> ConfigPlan {
+        new.of().map(|new| Self::plan(self, new)).unwrap_or_default()
+    }
+
+    fn uses_no_kubernetes(&self) -> Option<&'static str> {
+        if let Err(why) = parts::KUBERNETES {
+            return Some(why);
+        }
+        let asks = self.peers.cluster.is_some() || self.addresses.cluster.is_some();
+        let proves = self.csr.is_some() || self.service_account.is_some();
+        let unused = "no key requires Kubernetes; set publish or kubernetes_service of [server.peers], kubernetes = true in \
+                      [server.addresses], name of [server.service_account], or profiles of [server.csr]";
+        (!asks && !proves).then_some(unused)
+    }
+
+    fn secrets(&self, _: &Path) -> Vec<(String, PathBuf)> {
+        self.secrets()
+    }
+
+    fn admin_socket(&self) -> Option<&Path> {
+        self.admin.listen.as_deref()
+    }
+
+    fn serve(self: Box<Self>, file: ConfigFile, level: LogLevelHandle, mut signals: Signals) -> Serving {
+        let serving = async move {
+            // The cluster's signers may take any time, and a signal must end the wait.
+            tokio::select! {
+                () = Server::wait_for_certificates(&self) => {}
+                () = signals.next() => return Ok(Drained::Finished),
+            }
+            let server = Server::start(*self, Some(level))?;
+            server.watch_config(file);
+            wait_stop(&mut signals).await;
+            Ok(server.shutdown(signals.next()).await)
+        };
+        serving.boxed()
+    }
+}
+
 impl Server {
     /// Reads the files named by the config, binds every port, then serves.
     ///
@@ -232,7 +279,7 @@ impl Server {
         let mut open = OpenListeners { deps, policies, tls, other_ports, open: Vec::new() };
         listeners.into_iter().for_each(|listener| open.serve(listener));
         open.watch_users();
-        registry::spawn_publisher(&settings, &files, &context, bound.grpc.port());
+        context.spawn_publisher(&settings, &files, bound.grpc.port());
         context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
         load::spawn_balance(&context, &settings);
         let admin_addr = admin_addr.map(tracing::field::display);

@@ -21,25 +21,74 @@ use crate::server::config_files::LoadedServerFiles;
 use tunnel_base::record_store::RecordStore;
 use tunnel_net::tls::IdentityFiles;
 
-/// Publishes the nodes of this server if that is configured. `grpc` is the port of all servers.
-pub(crate) fn spawn_publisher(
-    settings: &ServerConfig,
-    files: &LoadedServerFiles,
-    shared: &ServerContext,
-    grpc: u16,
-) {
-    let Some(store) = store(settings, files, shared, grpc) else { return };
-    let readiness = shared.readiness.clone();
-    let publisher = Publisher {
-        registry: shared.registry.clone(),
-        store,
-        zone: shared.zone.clone(),
-        vet: record_filter(settings, files, shared, grpc),
-        metrics: shared.link_context.metrics.clone(),
-        report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
-    };
-    let drain = &shared.drains.publisher;
-    drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
+impl ServerContext {
+    /// Publishes the nodes of this server if that is configured. `grpc` is the port of all servers.
+    pub(crate) fn spawn_publisher(&self, settings: &ServerConfig, files: &LoadedServerFiles, grpc: u16) {
+        let Some(store) = self.store(settings, files, grpc) else { return };
+        let readiness = self.readiness.clone();
+        let publisher = Publisher {
+            registry: self.registry.clone(),
+            store,
+            zone: self.zone.clone(),
+            vet: self.record_filter(settings, files, grpc),
+            metrics: self.link_context.metrics.clone(),
+            report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
+        };
+        let drain = &self.drains.publisher;
+        drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
+    }
+
+    /// Returns the store for records, or `None` if nothing is published.
+    fn store(
+        &self,
+        settings: &ServerConfig,
+        files: &LoadedServerFiles,
+        grpc: u16,
+    ) -> Option<Box<dyn RecordStore>> {
+        // The config check ensures that there is an address.
+        let dns = &settings.dns;
+        let server = settings.pod_ip?;
+        match dns.publish {
+            PublishTo::None => None,
+            PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?.0, server))),
+            PublishTo::Etcd => {
+                let members = EtcdClient::of(etcd_access(dns.etcd.clone()), files.resolver.clone());
+                Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
+            }
+            PublishTo::ConfigMap => {
+                let name = dns.configmap.0.clone();
+                let peers = self.finder.peers().cloned();
+                let lives = move |server| -> BoxFuture<'static, bool> {
+                    Box::pin(answers(peers.clone(), server, grpc))
+                };
+                let cluster = settings.peers.cluster.as_ref()?;
+                let pods = self.cluster.pods.as_ref();
+                with_kubernetes!(Some(api::server::records(cluster, name, server, pods, lives)), else None)
+            }
+        }
+    }
+
+    /// Returns the check whether a name has another owner. It resolves the name and compares the addresses with servers
+    /// that are alive, and with those of no server, which nodes' records contain for other clients.
+    fn record_filter(&self, settings: &ServerConfig, files: &LoadedServerFiles, grpc: u16) -> RecordFilter {
+        let own = settings.pod_ip;
+        let no_servers = self.cluster.service_addresses.clone();
+        let peers = self.finder.peers().cloned();
+        let is_server = move |ip| -> BoxFuture<'static, bool> {
+            let peers = peers.clone();
+            let known = Some(ip) == own || no_servers.borrow().contains(&ip);
+            Box::pin(async move { known || answers(peers, ip, grpc).await })
+        };
+        let nodes = settings.peers.cluster.clone().map(|cluster| -> Box<NodeLister> {
+            Box::new(move || {
+                let cluster = cluster.clone();
+                Box::pin(async {
+                    with_kubernetes!(api::server::nodes(cluster, None).await, else Ok(Default::default()))
+                })
+            })
+        });
+        RecordFilter::new(files.dns.clone(), is_server, nodes)
+    }
 }
 
 /// Returns true if a server answers at that address, with gRPC port `grpc`. The publisher uses it to find
@@ -49,62 +98,6 @@ async fn answers(peers: Option<Arc<Peers>>, ip: IpAddr, grpc: u16) -> bool {
         Some(peers) => peers.answers(ip, grpc).await,
         None => false,
     }
-}
-
-/// Returns the store for records, or `None` if nothing is published.
-fn store(
-    settings: &ServerConfig,
-    files: &LoadedServerFiles,
-    shared: &ServerContext,
-    grpc: u16,
-) -> Option<Box<dyn RecordStore>> {
-    // The config check ensures that there is an address.
-    let dns = &settings.dns;
-    let server = settings.pod_ip?;
-    match dns.publish {
-        PublishTo::None => None,
-        PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?.0, server))),
-        PublishTo::Etcd => {
-            let members = EtcdClient::of(etcd_access(dns.etcd.clone()), files.resolver.clone());
-            Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
-        }
-        PublishTo::ConfigMap => {
-            let name = dns.configmap.0.clone();
-            let peers = shared.finder.peers().cloned();
-            let lives =
-                move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
-            let cluster = settings.peers.cluster.as_ref()?;
-            let pods = shared.cluster.pods.as_ref();
-            with_kubernetes!(Some(api::server::records(cluster, name, server, pods, lives)), else None)
-        }
-    }
-}
-
-/// Returns the check whether a name has another owner. It resolves the name and compares the addresses with servers
-/// that are alive, and with those of no server, which nodes' records contain for other clients.
-fn record_filter(
-    settings: &ServerConfig,
-    files: &LoadedServerFiles,
-    shared: &ServerContext,
-    grpc: u16,
-) -> RecordFilter {
-    let own = settings.pod_ip;
-    let no_servers = shared.cluster.service_addresses.clone();
-    let peers = shared.finder.peers().cloned();
-    let is_server = move |ip| -> BoxFuture<'static, bool> {
-        let peers = peers.clone();
-        let known = Some(ip) == own || no_servers.borrow().contains(&ip);
-        Box::pin(async move { known || answers(peers, ip, grpc).await })
-    };
-    let nodes = settings.peers.cluster.clone().map(|cluster| -> Box<NodeLister> {
-        Box::new(move || {
-            let cluster = cluster.clone();
-            Box::pin(async {
-                with_kubernetes!(api::server::nodes(cluster, None).await, else Ok(Default::default()))
-            })
-        })
-    });
-    RecordFilter::new(files.dns.clone(), is_server, nodes)
 }
 
 /// Converts the config of an etcd.
