@@ -19,7 +19,7 @@ use crate::tunnel::{ServerProcess, TestDir, tunnel};
 use crate::wait::{wait_for, wait_until};
 
 /// Starts a server that keeps invitations in `store`.
-fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> ServerProcess {
+pub(crate) fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> ServerProcess {
     let name = format!("pod{number}");
     let more = format!(
         "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\n{store}\n",
@@ -31,7 +31,7 @@ fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> ServerP
     server
 }
 
-fn socket(place: &TestDir, server: usize) -> PathBuf {
+pub(crate) fn socket(place: &TestDir, server: usize) -> PathBuf {
     place.path().join(format!("pod{server}.sock"))
 }
 
@@ -149,12 +149,18 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_etcd_succeeds() {
     race(&place, &format!("store = \"etcd\"\netcd.endpoints = [\"{}\"]", etcd.url), &[]);
 }
 
-/// The servers have the rights of the component in deploy/kustomize, and no others.
 #[test]
 fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
-    let Some(kubectl) = cached_program("kubernetes-1.36.3/kubectl") else { return };
     let Some(kubernetes) = crate::kubernetes::Kubernetes::start() else { return };
     let place = TestDir::new();
+    if allow_invitations(&kubernetes, &place) {
+        race(&place, "store = \"secret\"", &[&format!("--kubeconfig={}", kubernetes.kubeconfig().display())]);
+    }
+}
+
+/// Gives the servers the rights of the component in deploy/kustomize, and no others. Returns false without kubectl.
+pub(crate) fn allow_invitations(kubernetes: &crate::kubernetes::Kubernetes, place: &TestDir) -> bool {
+    let Some(kubectl) = cached_program("kubernetes-1.36.3/kubectl") else { return false };
     let component = "deploy/kustomize/components/invitations/kustomization.yaml";
     let component = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(component)).unwrap();
     let rules: Vec<_> = component.lines().filter_map(|line| line.trim().strip_prefix("value: ")).collect();
@@ -174,7 +180,7 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
     command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-f"]).arg(&file);
     let output = run_command("kubectl", &mut command, None, TIMEOUT);
     assert!(output.status.success(), "{output:?}");
-    race(&place, "store = \"secret\"", &[&format!("--kubeconfig={}", kubernetes.kubeconfig().display())]);
+    true
 }
 
 /// A server's connection to etcd that stalls for good once the server writes about a node.

@@ -35,6 +35,7 @@ mod files;
 mod first;
 mod fleet;
 mod forms;
+mod grants;
 mod halfclose;
 mod held;
 mod intercept;

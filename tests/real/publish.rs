@@ -198,7 +198,7 @@ impl Etcd {
         Self { process, program: program.to_owned(), url, peers }
     }
 
-    fn restart(&mut self, place: &TestDir) {
+    pub(crate) fn restart(&mut self, place: &TestDir) {
         self.process = Self::run(place, &self.program, &self.url, self.peers);
     }
 
