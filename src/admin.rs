@@ -48,7 +48,7 @@ use crate::admin::responses::{
 };
 use crate::admin::status::StatusResponse;
 use crate::admin::status::collect::WallClock;
-use crate::session_io::judged::JudgedSessions;
+use crate::session_io::judged::{JudgedSessions, SessionSubject};
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
@@ -69,7 +69,6 @@ use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::handshake_limits;
 use tunnel_net::unix_accept::UnixAccept;
-use tunnel_proto::names::SessionId;
 
 /// The data that the admin ports serve. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -109,8 +108,8 @@ pub trait AdminProcess: fmt::Debug + Send + Sync {
     /// Returns all links.
     fn links(&self) -> Vec<Arc<Link>>;
 
-    /// Tells other processes that a session has ended which may resume there.
-    fn send_ended(&self, _id: SessionId, _why: &str) {}
+    /// Ends a session that was ended here at other processes, where it may wait or resume.
+    fn end_parked(&self, _admin: &AdminContext, _one: &SessionSubject, _why: &str) {}
 
     /// Returns the response to a request for a path that not all kinds have.
     fn answer<'a>(&'a self, admin: &'a AdminContext, request: AdminRequest<'a>) -> AdminResponseFuture<'a>;

@@ -185,10 +185,10 @@ impl AccessPolicy {
     /// # Errors
     ///
     /// Returns [`Denial::Forbidden`] if the address is not allowed, or the table was removed.
-    pub fn check_source(&self, from: IpAddr) -> Result<(), Denial> {
-        match &self.allow_from {
+    pub fn check_source(&self, from: impl Into<Option<IpAddr>>) -> Result<(), Denial> {
+        match self.allow_from.as_ref().zip(from.into()) {
             _ if self.is_removed => Err(Denial::Forbidden(REMOVED.to_owned())),
-            Some(networks) if !networks.contains(from) => {
+            Some((networks, from)) if !networks.contains(from) => {
                 Err(Denial::Forbidden(format!("your address {} is not allowed here", canonical_ip(from))))
             }
             _ => Ok(()),
@@ -496,11 +496,16 @@ impl Admission {
         let node = destination.node.clone();
         let port = destination.target.port;
         access.node = Some(node.clone());
+        // A parked session may have been ended meanwhile. It must not return on another path, whatever its user may now.
+        if let Some((_, session)) = &self.client.linked {
+            self.context.judged.check_parked(*session).map_err(Denial::Forbidden)?;
+        }
         access.grant.store(judge(&node, port)?);
         // Without an edge this process dials, which a rule must permit by itself.
         destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
         let policy = self.context.policy.clone();
         let grant = access.grant.clone();
+        let from = Some(from);
         Ok((destination, AccessBasis { policy, listener, from, identity, node, port, grant, direct: None }))
     }
 

@@ -378,7 +378,7 @@ impl Edge {
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
         let judged = self.judged.clone();
-        links.spawn(info_span!("judged"), judged.follow(self.files.clone(), links.clone()));
+        links.spawn(info_span!("judged"), judged.follow(self.files.clone(), |_, _| (), links.clone()));
         links.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(links.clone()));
         let reports = report_parked(self.table.clone(), self.uplinks.clone(), links.clone());
         links.spawn(info_span!("report_parked"), reports);

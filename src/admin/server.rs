@@ -27,15 +27,17 @@ use crate::admin::status::{
 };
 use crate::admin::{AdminContext, AdminProcess, NODE_METRICS, NODE_TARGETS, POST_ONLY, READ_ONLY, metrics};
 use crate::enrolment::OpenedEnrolments;
-use crate::registry::Finder;
 use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::links::NodeLinkRole;
 use crate::registry::peers::PeerHandle;
 use crate::registry::snapshot::RegistrySnapshot;
+use crate::registry::{Finder, LinkedNode};
 use crate::session_io::judged::SessionSubject;
 use tunnel_base::policy::grants::Rights;
 use tunnel_link::link::Link;
-use tunnel_proto::names::{NodeName, ServerDisplayName, SessionId};
+use tunnel_link::table::SessionTable;
+use tunnel_proto::frame::{SessionCategory, SessionKey};
+use tunnel_proto::names::{NodeName, ServerDisplayName};
 
 /// The parts of a server that its admin API serves.
 #[derive(derive_more::Debug, Clone)]
@@ -129,9 +131,8 @@ impl AdminProcess for ServerAdmin {
         nodes.chain(self.finder.peers().into_iter().flat_map(|peers| peers.links())).collect()
     }
 
-    fn send_ended(&self, id: SessionId, why: &str) {
-        let links = self.finder.peers().map(|peers| peers.links()).unwrap_or_default();
-        links.iter().for_each(|link| link.send_ended(id, why));
+    fn end_parked(&self, admin: &AdminContext, one: &SessionSubject, why: &str) {
+        end_parked(&self.finder, &admin.table, one, why);
     }
 
     fn answer<'a>(&'a self, admin: &'a AdminContext, request: AdminRequest<'a>) -> AdminResponseFuture<'a> {
@@ -197,6 +198,20 @@ impl ServerAdmin {
     }
 }
 
+/// Ends a session that has no path and was ended here, where it may resume: at the peers, and at its node.
+pub(crate) fn end_parked(finder: &Finder, table: &SessionTable, one: &SessionSubject, why: &str) {
+    let SessionSubject { id: Some(id), node: Some(node), relayed: Some(relayed), .. } = one else { return };
+    if table.relays.traffic(*id).is_none() {
+        finder.peers().into_iter().flat_map(|peers| peers.links()).for_each(|link| link.send_ended(*id, why));
+        if let Some(LinkedNode { link, .. }) = finder.registry.link_of(node)
+            && link.abilities.resumes
+        {
+            let key = SessionKey { id: *id, category: SessionCategory::Ssh, node: node.clone() };
+            link.send_revoked(&key, relayed.device.clone(), why);
+        }
+    }
+}
+
 impl AdminContext {
     fn peer(&self, name: String, server: &PeerHandle) -> LinkStatus {
         let error = server.last_error().map(|why| ReportedError { time: None, text: why.to_string() });
@@ -219,7 +234,7 @@ impl AdminContext {
             target: relayed.target.map(|target| target.to_string()),
             client: Some(relayed.client),
             user: subject.user.map(Into::into),
-            listener: Some(relayed.listener.to_owned()),
+            listener: Some("clients".to_owned()),
             state: state.into(),
             link: None,
             since: self.clock.time(relayed.started),

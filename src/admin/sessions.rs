@@ -65,11 +65,7 @@ impl AdminContext {
         }
         let why = format!("ended by operator {actor}");
         let ended = self.judged.end(&why, |one| selection.contains(one));
-        // A session without a path may resume at any server.
-        let parked = ended.iter().filter(|one| one.relayed.is_some()).filter_map(|one| one.id);
-        for id in parked.filter(|id| self.table.relays.traffic(*id).is_none()) {
-            self.process.send_ended(id, &why);
-        }
+        ended.iter().for_each(|one| self.process.end_parked(self, one, &why));
         let ended = ended.len();
         if ended == 0 {
             return Err(plain_text(StatusCode::NOT_FOUND, "no such session here\n"));

@@ -40,7 +40,8 @@ pub enum ClientIdentity {
 pub(crate) struct AccessBasis {
     pub(crate) policy: Arc<ArcSwap<AccessPolicy>>,
     pub(crate) listener: &'static str,
-    pub(crate) from: IpAddr,
+    /// Address of the client; without it, the request is judged for any address.
+    pub(crate) from: Option<IpAddr>,
     pub(crate) identity: ClientIdentity,
     /// The node, and the port of the target.
     pub(crate) node: NodeName,

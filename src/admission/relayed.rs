@@ -16,7 +16,7 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSessionGuard;
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-use tunnel_proto::names::{DeviceName, NodeName, SessionId};
+use tunnel_proto::names::{DeviceName, NodeName, SessionId, UserDevice};
 
 /// A session that this process relays for a user, with its access line, counter and permit.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Admission {
 }
 
 impl AuthorizedRequest {
-    /// Admits the session `id`, which takes a session permit. `resumes` is true if it was open before.
+    /// Admits the session `id` of a device, which takes a session permit. `resumes` is true if it was open before.
     ///
     /// # Errors
     ///
@@ -52,6 +52,7 @@ impl AuthorizedRequest {
     pub(crate) fn admit_relay(
         self,
         id: SessionId,
+        device: UserDevice,
         resumes: bool,
     ) -> Result<RelayedUserSession, DeniedRequest> {
         if self.destination.node == NodeName::direct() {
@@ -62,23 +63,15 @@ impl AuthorizedRequest {
             ));
             return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
         }
-        // A parked session may have been ended meanwhile. Its parked entry has the reason, and it must not return on another
-        // path.
-        let parked = match self.context.judged.unpark(id) {
-            Ok(parked) => parked,
-            Err(why) => {
-                let denial = Denial::Forbidden(why);
-                return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
-            }
-        };
+        let parked = self.context.judged.unpark(id);
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
         // It keeps start and count of the parked one, so that lists show one session instead of its paths.
         let relayed = RelayedSession {
+            device,
             target: access.target.clone(),
             client: access.client.clone(),
-            listener: access.listener,
             started: parked.as_ref().map_or_else(Instant::now, |parked| parked.started),
             resumed: access.resumed + parked.map_or(0, |parked| parked.resumed),
         };

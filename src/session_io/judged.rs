@@ -22,7 +22,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::unix_time::now;
 use tunnel_net::fair_map::FairMap;
 use tunnel_net::reload::FileWatcher;
-use tunnel_proto::names::{NodeName, SessionId, Target};
+use tunnel_proto::names::{NodeName, SessionId, Target, UserDevice};
 
 /// The judged sessions of a process. Cheap to clone.
 ///
@@ -64,12 +64,12 @@ pub struct SessionSubject {
 /// What operators see of a relayed session.
 #[derive(Debug, Clone)]
 pub struct RelayedSession {
+    /// The user's device that has opened it.
+    pub device: UserDevice,
     /// Its target.
     pub target: Option<Target>,
     /// Address of the client.
     pub client: String,
-    /// Name of the listener.
-    pub listener: &'static str,
     /// Start of the session, as far as this process knows.
     pub started: Instant,
     /// Number of times it was resumed here.
@@ -182,38 +182,44 @@ impl JudgedSessions {
         }
     }
 
-    /// Lists a session that waits at its node, where it was opened through any server, as parked until that time.
+    /// Lists a session that waits at its node, where it was opened through any server, as parked until that time. It is
+    /// judged like others, from now on by this `judge`.
     ///
     /// # Errors
     ///
     /// Returns why it was ended meanwhile.
-    pub(crate) fn list_parked(&self, subject: SessionSubject, until: Instant) -> Result<(), String> {
+    pub(crate) fn list_parked(
+        &self,
+        subject: SessionSubject,
+        until: Instant,
+        judge: impl Fn(&RightsChange) -> Result<u64, String> + Send + Sync + 'static,
+    ) -> Result<(), String> {
         let Some((id, node)) = subject.id.zip(subject.node.clone()) else { return Ok(()) };
-        let known = self.0.parked.lock().get(&id).map(|(_, one)| one.clone());
-        let judged = known.map_or_else(|| self.add(subject, |_| Ok(UNTIL_CHANGED)), Ok)?;
-        if let Some(why) = judged.revocation() {
-            return Err(why.to_owned());
-        }
+        self.check_parked(id)?;
+        // Only what it was remains: she may resume it in another network, or with a newer certificate.
+        let known = self.0.parked.lock().get(&id).map(|(_, one)| one.0.subject.clone());
+        let judged = self.add(known.unwrap_or(subject), judge)?;
         // In its node's share: a node may name any user.
         let source = format!("node {node}").into();
         self.0.parked.lock().insert(&source, id, (until, judged), Instant::now());
         Ok(())
     }
 
-    /// Forgets the parked session that resumes here. Returns what it was, if it was parked.
+    /// Checks whether a session may resume here.
     ///
     /// # Errors
     ///
-    /// Returns why it may not resume, if it was ended meanwhile.
-    pub(crate) fn unpark(&self, id: SessionId) -> Result<Option<RelayedSession>, String> {
-        let mut parked = self.0.parked.lock();
-        let Some((_, judged)) = parked.get(&id) else { return Ok(None) };
-        if let Some(why) = judged.revocation() {
-            return Err(why.to_owned());
-        }
-        let relayed = judged.0.subject.relayed.as_deref().cloned();
-        parked.remove(&id);
-        Ok(relayed)
+    /// Returns why it may not, if it was ended while it was parked.
+    pub(crate) fn check_parked(&self, id: SessionId) -> Result<(), String> {
+        let parked = self.0.parked.lock();
+        let why = parked.get(&id).and_then(|(_, judged)| judged.revocation());
+        why.map_or(Ok(()), |why| Err(why.to_owned()))
+    }
+
+    /// Forgets the parked session that resumes here. Returns what it was, if it was parked.
+    pub(crate) fn unpark(&self, id: SessionId) -> Option<RelayedSession> {
+        let (_, judged) = self.0.parked.lock().remove(&id)?.value;
+        judged.0.subject.relayed.as_deref().cloned()
     }
 
     fn forget_parked(&self) {
@@ -244,9 +250,9 @@ impl JudgedSessions {
         changes
     }
 
-    /// Judges all sessions after each change of rights or of a watched file, and when a certificate expires. Returns
-    /// when draining starts.
-    pub async fn follow(self, files: FileWatcher, drain: Drain) {
+    /// Judges all sessions after each change of rights or of a watched file, and when a certificate expires. Calls
+    /// `ended` with those that it ends, and the reason. Returns when draining starts.
+    pub async fn follow(self, files: FileWatcher, ended: impl Fn(&SessionSubject, &str), drain: Drain) {
         let mut changes = self.changes();
         let mut files = files.changes();
         loop {
@@ -262,11 +268,11 @@ impl JudgedSessions {
                     }
                 }
             }
-            self.judge_all().await;
+            self.judge_all(&ended).await;
         }
     }
 
-    async fn judge_all(&self) {
+    async fn judge_all(&self, ended: impl Fn(&SessionSubject, &str)) {
         // Before judging: each session that depends on time sets it again.
         self.0.due.store(UNTIL_CHANGED, SeqCst);
         let mut revoked = 0_u64;
@@ -278,7 +284,10 @@ impl JudgedSessions {
                         self.judge_after(until);
                     }
                     Err(why) => {
-                        revoked += u64::from(inner.revoked.set(why).is_ok());
+                        if inner.revoked.set(why.clone()).is_ok() {
+                            revoked += 1;
+                            ended(&inner.subject, &why);
+                        }
                         inner.owner.wake();
                     }
                 }

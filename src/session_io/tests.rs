@@ -320,6 +320,10 @@ async fn a_change_ends_no_session_that_was_ended_or_has_resumed_elsewhere() {
     assert_eq!(ended(), Some(3));
     judged.end("the grant was revoked", |one| one.id == subject(2).id);
     assert_eq!(ended(), Some(2));
+    let until = Instant::now() + Duration::from_secs(60);
+    assert!(judged.list_parked(subject(2), until, judge).unwrap_err().contains("the grant was revoked"));
+    judged.list_parked(subject(3), until, |_| Ok(UNTIL_CHANGED)).unwrap();
+    assert_eq!(ended(), Some(1), "another judge");
     advance(Duration::from_secs(61)).await;
     assert_eq!(ended(), Some(1));
 }
@@ -332,10 +336,10 @@ async fn a_session_that_was_ended_without_a_path_does_not_return_for_as_long_as_
     for hours in [0, 12] {
         advance(Duration::from_secs(hours * 3600)).await;
         judged.end("another", |_| false);
-        assert_eq!(judged.unpark(id).unwrap_err(), "ended by an operator");
+        assert_eq!(judged.check_parked(id).unwrap_err(), "ended by an operator");
         assert!(judged.relayed().is_empty());
     }
     advance(Duration::from_secs(24 * 3600)).await;
     judged.end("another", |_| false);
-    assert!(judged.unpark(id).unwrap().is_none());
+    assert!(judged.unpark(id).is_none());
 }

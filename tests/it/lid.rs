@@ -12,6 +12,7 @@ use tunnel_proto::names::Instance;
 
 use crate::admin::tunnel_sessions;
 use crate::connecting::{Local, home_of_alice};
+use crate::enrol::run;
 use crate::support::clients::{assert_echo, assert_reset};
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
@@ -148,6 +149,46 @@ async fn a_login_without_a_line_ends_at_its_node_soon_after_its_right() {
     wait_until("the reason is logged", || lines.text().lines().any(has_line)).await;
     to_phone.route_to(server.server.bound.grpc);
     assert_session_echo(&mut logins[1], "the other goes on").await;
+}
+
+#[tokio::test]
+async fn a_login_without_a_line_ends_at_once_with_its_grant_which_its_reason_names() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let socket = place.path().join("admin.sock");
+    let admin = format!("[server.admin]\nlisten = \"unix:{}\"\n", socket.display());
+    let server = users::server(&place, &admin).await;
+    let to_laptop = Line::to(server.server.bound.grpc).await;
+    let edge = edge_with(&place, &server, "node1", "").await;
+    let grant = async || {
+        let given = run(&socket, "grant bob --nodes node1").await.unwrap();
+        format!("grant {}", given.trim_end().rsplit(' ').next().unwrap())
+    };
+    let first = grant().await;
+    let config = users::config(&place, "bob/laptop", &[to_laptop.at]);
+    let resume_timeouts = ResumeTimeouts { other: ASKED, ..ResumeTimeouts::default() };
+    let links = UserUplinks::connect(UserLinkConfig { resume_timeouts, ..config }).await.unwrap();
+    let mut login = users::granted(&links, &at("node1", echo)).await;
+    assert_session_echo(&mut login, "before").await;
+    pause_time();
+    to_laptop.route_to("127.0.0.1:1".parse().unwrap());
+    to_laptop.reset();
+    sleep(AWAY).await;
+    let second = grant().await;
+    sleep(AWAY).await;
+    run(&socket, &first.replace("grant", "grants revoke")).await.unwrap();
+    sleep(AWAY).await;
+    assert_eq!(edge.table.len(), 1, "another grant gives the same");
+    run(&socket, &second.replace("grant", "grants revoke")).await.unwrap();
+    let revoked = Instant::now();
+    wait_until("the node has ended it", || edge.table.is_empty()).await;
+    assert!(revoked.elapsed() < Duration::from_secs(2), "{:?}", revoked.elapsed());
+    let why = format!("{second} was revoked");
+    let has_line = |line: &str| line.contains("listener=\"acceptor\"") && line.contains(&why);
+    wait_until("the reason is logged", || lines.text().lines().any(has_line)).await;
+    to_laptop.route_to(server.server.bound.grpc);
+    assert_eq!(users::reset(&mut login).await, why);
 }
 
 #[tokio::test]

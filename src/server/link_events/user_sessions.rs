@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::admin::requester::LinkedUser;
-use crate::admission::basis::ClientIdentity;
+use crate::admission::basis::{AccessBasis, ClientIdentity};
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, DeniedRequest, ListenerContext, OpenRequest};
 use crate::server::ServerContext;
@@ -20,7 +20,7 @@ use crate::session_io::judged::{RelayedSession, SessionSubject, UNTIL_CHANGED};
 use crate::session_io::rights::RightsChange;
 use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_proto::frame::{ErrorCode, Opener, SessionCategory, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError, SessionKey};
 use tunnel_proto::names::{Target, UserDevice};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
@@ -82,14 +82,15 @@ async fn relay(
     let is_guessed = resumes && node.is_none();
     let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
     let AuthenticatedUser { device, identity, from, context, .. } = user;
+    let name = device.device.clone();
     let is_loading = is_guessed && context.addresses.is_loading();
     let lacks_rights = is_loading || resumes && lacks_grants(&context.policy.load().rights, &shared);
-    let mut admission = Admission::of_link(context.clone(), from, identity, device.device, id);
+    let mut admission = Admission::of_link(context.clone(), from, identity, name, id);
     let authorized = admission.authorize(Ok(open_request), String::new()).await;
     let refusal = |denied: DeniedRequest, lacks| refusal(&denied.denial, &context, is_guessed, lacks);
     let admitted = authorized.map_err(|denied| refusal(denied, lacks_rights)).and_then(|authorized| {
         let at = (authorized.node().clone(), authorized.target().clone());
-        Ok((at, authorized.admit_relay(id, resumes).map_err(|denied| refusal(denied, is_loading))?))
+        Ok((at, authorized.admit_relay(id, device, resumes).map_err(|denied| refusal(denied, is_loading))?))
     });
     let ((node, target), admitted) = match admitted {
         Ok(admitted) => admitted,
@@ -115,7 +116,7 @@ async fn relay(
 }
 
 /// Lists the session that a device has at its node without a path, or ends it if an operator has, or if she may no longer
-/// resume it.
+/// resume it. As long as it is listed, it is judged after each change of rights.
 pub(super) fn judge_parked(
     link: &Link,
     key: &SessionKey,
@@ -126,26 +127,40 @@ pub(super) fn judge_parked(
         // It has just been resumed here.
         return;
     }
-    let policy = shared.user_links.policy().load_full();
-    let store = shared.enrolment.get();
-    let is_current = store.is_none_or(|store| store.is_current() && store.grants.is_current());
-    // By a certificate she may be linked without having joined.
-    let has_left =
-        policy.names.is_empty() && store.is_some_and(|store| !store.known().has_joined(&device.to_string()));
-    let judged = if lacks_grants(&policy.rights, shared) || !is_current {
-        // It is not known now, which is no reason to end it.
-        Ok(None)
-    } else if has_left {
-        Err(Denial::Forbidden(format!("the access of user {} was revoked", device.user)))
-    } else {
+    let basis = AccessBasis {
+        policy: shared.user_links.policy(),
+        listener: LISTENER,
         // From any address: she may resume it in another network.
-        policy.authorize(Some(device.user.as_str()), None, &key.node, target.port)
+        from: None,
+        identity: ClientIdentity::User(device.user.to_string()),
+        node: key.node.clone(),
+        port: target.port,
+        grant: Arc::default(),
+        direct: None,
+    };
+    let store = shared.enrolment.clone();
+    let client = device.to_string();
+    let user = device.user.clone();
+    let judge = move |change: &RightsChange| {
+        let policy = change.load(&basis.policy);
+        if let Some(store) = store.get() {
+            let is_current = store.is_current() && store.grants.is_current();
+            if !is_current || !policy.rights.grants.load().is_read() {
+                // It is not known now, which is no reason to end it.
+                return Ok(UNTIL_CHANGED);
+            }
+            // By a certificate she may be linked without having joined.
+            if policy.names.is_empty() && !store.known().has_joined(&client) {
+                return Err(format!("the access of user {user} was revoked"));
+            }
+        }
+        basis.judge(change).map_err(|denial| denial.to_string())
     };
     let now = Instant::now();
     let relayed = RelayedSession {
+        device: device.clone(),
         target: Some(target),
         client: device.to_string(),
-        listener: LISTENER,
         started: now,
         resumed: 0,
     };
@@ -155,11 +170,9 @@ pub(super) fn judge_parked(
         user: Some(device.user.as_str().into()),
         relayed: Some(Box::new(relayed)),
     };
-    let judged = judged.map_err(|denial| denial.to_string());
     let until = now + shared.route.resume_timeout;
-    if let Err(why) = judged.and_then(|_| shared.judged.list_parked(subject, until)) {
-        let refusal = SessionError::new(ErrorCode::NotAllowed, why);
-        link.reply(key, SessionFrame::Revoked { opener: Some(Opener::User(device)), refusal });
+    if let Err(why) = shared.judged.list_parked(subject, until, judge) {
+        link.send_revoked(key, device, &why);
     }
 }
 

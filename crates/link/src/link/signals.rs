@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::link::Link;
 use tunnel_proto::frame::{
-    Conflict, ErrorCode, Frame, FrameKind, NodePage, SessionCategory, SessionError, SessionFrame, SessionKey,
+    Conflict, ErrorCode, Frame, FrameKind, NodePage, Opener, SessionCategory, SessionError, SessionFrame,
+    SessionKey,
 };
-use tunnel_proto::names::{Instance, NodeName, SessionId};
+use tunnel_proto::names::{Instance, NodeName, SessionId, UserDevice};
 
 impl Link {
     /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
@@ -22,6 +23,12 @@ impl Link {
         let key = SessionKey { id, category: SessionCategory::Ssh, node: NodeName::none() };
         let refusal = SessionError::new(ErrorCode::NotAllowed, why);
         self.reply(&key, SessionFrame::Reset { epoch: 0, refusal });
+    }
+
+    /// Tells an edge that this device may not resume a session that waits there.
+    pub fn send_revoked(&self, session: &SessionKey, device: UserDevice, why: &str) {
+        let refusal = SessionError::new(ErrorCode::NotAllowed, why);
+        self.reply(session, SessionFrame::Revoked { opener: Some(Opener::User(device)), refusal });
     }
 
     /// Sends PathLost for a session after everything it has sent here, because its opener leaves this path.
