@@ -5,6 +5,7 @@ pub(crate) mod client_certificate;
 pub mod messages;
 pub(crate) mod websocket;
 
+use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use futures_util::stream::FuturesUnordered;
 use http::HeaderMap;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
@@ -131,8 +133,8 @@ pub(crate) struct NewLink {
     pub(crate) server: usize,
     /// The dialled address; `None` through a proxy.
     pub(crate) at: Option<SocketAddr>,
-    /// The tokens when the link was dialled.
-    pub(crate) tokens: Arc<Vec<SecretString>>,
+    /// What proved its name when the link was dialled: [`LinkDialer::proof`].
+    pub(crate) proof: Arc<dyn Any + Send + Sync>,
 }
 
 /// What a link is dialled for, and which addresses of its server are dialled first and last.
@@ -240,7 +242,7 @@ impl LinkDialer {
 
     async fn try_connect(&self, server: usize, request: DialRequest) -> Result<NewLink, DialFailure> {
         let purpose = request.purpose;
-        let tokens = self.tokens.load();
+        let (proof, _) = self.proof();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let connect = async |again: Option<SocketAddr>| {
@@ -289,7 +291,16 @@ impl LinkDialer {
         })?;
         let is_proxied = self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&to.at));
         let at = reader.link.ends().and_then(|ends| ends.remote).filter(|_| !is_proxied);
-        Ok(NewLink { reader, server, at, tokens })
+        Ok(NewLink { reader, server, at, proof })
+    }
+
+    /// Returns what proves the name now, and a receiver that is notified of changes: the tokens, or a user's certificate
+    /// and the CAs of servers.
+    pub(crate) fn proof(&self) -> (Arc<dyn Any + Send + Sync>, watch::Receiver<()>) {
+        match &self.user {
+            Some(UserIdentity { name: None, .. }) => (self.tls.load(), self.tls.changes()),
+            _ => (self.tokens.load(), self.tokens.changes()),
+        }
     }
 
     /// Returns the TLS config that presents the certificate to that server. Returns `None` if there is no certificate

@@ -1,6 +1,7 @@
 //! Keeps an edge or a user's program linked, in one loop: dials, serves and replaces a link, and adds an interactive
 //! one.
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -14,7 +15,6 @@ use tracing::{debug, field, info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
-use crate::config::SecretString;
 use crate::paths::uplinks::Uplinks;
 use crate::uplink::link_dialer::{DialRequest, LinkDialer, NewLink, UplinkFailure};
 use crate::uplink::moves::{ListPlace, MAX_DIALS, dial_elsewhere};
@@ -55,8 +55,8 @@ pub(super) struct CurrentLink {
     pub(super) place: ListPlace,
     /// The dialled address; `None` through a proxy.
     at: Option<SocketAddr>,
-    /// The tokens when the link was dialled.
-    tokens: Arc<Vec<SecretString>>,
+    /// What proved its name when the link was dialled.
+    proof: Arc<dyn Any + Send + Sync>,
 }
 
 impl CurrentLink {
@@ -78,7 +78,7 @@ enum Succession {
     FailedBack(Box<NewLink>),
     /// It was unresponsive, and a backup link answered first.
     Unresponsive(Box<NewLink>),
-    /// The tokens have changed.
+    /// The tokens, or a user's certificate, have changed.
     Reauthenticated(Box<NewLink>),
 }
 
@@ -136,10 +136,10 @@ impl Reconnector {
             authority: self.dialer.tls.changes(),
         };
         let mut next = ReconnectPlan { made: made.map(Box::new), ..ReconnectPlan::default() };
-        while let Some(NewLink { reader, server, at, tokens }) = self.dial(&mut next, &mut redial).await {
+        while let Some(NewLink { reader, server, at, proof }) = self.dial(&mut next, &mut redial).await {
             let started = Instant::now();
             let place = next.place.linked(server);
-            let current = CurrentLink { link: reader.link.clone(), place, at, tokens };
+            let current = CurrentLink { link: reader.link.clone(), place, at, proof };
             next = self.serve(reader, &current, next.unresponsive, &mut backup).await;
             redial.backoff.on_attempt_end(started.elapsed(), current.link.has_carried());
             self.link_context.metrics.link_reconnects.inc();
@@ -283,7 +283,7 @@ impl Reconnector {
                 next.made = Some(made);
             }
             Succession::Reauthenticated(made) => {
-                info!(link = %link.id, "token changed, link replaced");
+                info!(link = %link.id, "token or certificate changed, link replaced");
                 next.made = Some(made);
             }
         }
@@ -414,7 +414,7 @@ impl Reconnector {
         }
     }
 
-    /// Returns a link that replaces the current one once the tokens differ from those of its handshake.
+    /// Returns a link that replaces the current one once the tokens, or a user's certificate, differ from those of its handshake.
     /// The older link stays until then, because servers may learn the new token later.
     ///
     /// Never completes for a plain link: its server closes the older link when the newer one is established.
@@ -422,10 +422,10 @@ impl Reconnector {
         if !current.link.abilities.resumes {
             std::future::pending::<()>().await;
         }
-        let mut changes = self.dialer.tokens.changes();
+        let (_, mut changes) = self.dialer.proof();
         let mut backoff = Backoff::new();
         loop {
-            while Arc::ptr_eq(&current.tokens, &self.dialer.tokens.load()) {
+            while Arc::ptr_eq(&current.proof, &self.dialer.proof().0) {
                 if changes.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
@@ -447,7 +447,7 @@ impl Reconnector {
                         backoff.refused();
                     }
                     if backoff.is_worth_logging() {
-                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot link with changed token, retrying");
+                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot link with changed token or certificate, retrying");
                     }
                     // The older link hides the error until it ends, and then the node is lost.
                     self.readiness.set_degraded(

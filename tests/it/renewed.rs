@@ -7,6 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tunnel::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use tunnel_net::reload::reload_now;
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust, server_name};
@@ -14,7 +15,8 @@ use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfi
 use crate::certificates::Authority;
 use crate::support::clients::ESTABLISHED;
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge_with};
-use crate::support::{TIMEOUT, assert_eventually, servers, spawn, targets};
+use crate::support::sessions::assert_session_echo;
+use crate::support::{TIMEOUT, assert_eventually, servers, spawn, targets, users, wait_until};
 
 /// Writes a certificate of a server or of a client, and returns its files.
 fn certify(place: &TestDir, name: &str) -> IdentityFiles {
@@ -125,6 +127,27 @@ async fn new_connections_get_the_new_certificate_and_sessions_continue() {
     assert_response(&mut tunnel, "after", "after").await;
     assert_response(&mut site, GET, OK).await;
     assert_eq!(seen.lock().unwrap().len(), connections, "the first client's session is still there");
+}
+
+#[tokio::test]
+async fn a_users_session_continues_with_her_renewed_certificate() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let rules = "rules = [{ users = [\"client\"], nodes = [\"node*\"] }]";
+    let clients = format!("[server.clients]\nclient_ca = {:?}\nnames = [\"*\"]\n{rules}\n", place.files.ca);
+    let server = TestServer::with(&place, &clients);
+    let _edge = edge_with(&place, &server, "node1", "").await;
+    let proof = UserCredentials::Certificate(certify(&place, "client"));
+    let config =
+        UserLinkConfig { proof, ..users::config(&place, "client/laptop", &[server.server.bound.grpc]) };
+    let links = UserUplinks::connect(config).await.unwrap();
+    let mut session = users::open(&links, &target).await.unwrap();
+    assert_session_echo(&mut session, "with the first").await;
+    certify(&place, "client");
+    reload_now();
+    wait_until("the session has left the link of the first", || session.resumed() == 1).await;
+    assert_session_echo(&mut session, "with the other").await;
+    wait_until("only one link is left", || links.links() == 1).await;
 }
 
 /// Starts tasks that echo over sessions without a pause. A task ends if its session fails.

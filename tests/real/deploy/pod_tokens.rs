@@ -191,7 +191,7 @@ fn an_edge_of_the_manifests_links_by_the_token_of_its_pod_and_no_other_token_is_
 
     let mut edge = edge;
     Manifests::renew(&file, &manifests.token("tunnel-edge", AUDIENCE, Some(("edge-a", &own))));
-    edge.wait_for_log("token changed, link replaced");
+    edge.wait_for_log("changed, link replaced");
     manifests.cluster.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({})));
     manifests.server().wait_for_log("edge label removed");
     manifests
