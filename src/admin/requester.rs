@@ -100,7 +100,7 @@ impl LinkedUser {
     /// Returns why she may not send a request of operators.
     pub(super) fn refusal(&self) -> String {
         format!(
-            "user {} is not in admins of [server.clients] of this server, and may only list nodes\n",
+            "user {} is not in admins of [server.clients] of this server; all users may run nodes, whoami and leave\n",
             self.device.user
         )
     }

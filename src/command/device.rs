@@ -53,7 +53,8 @@ fn text(who: &WhoamiResponse) -> String {
     let admin = if who.is_admin { ", an admin" } else { "" };
     let name = clean(&format!("user {}, device {}{admin}", who.user, who.device));
     let servers = who.servers.join(", ");
-    format!("{name}; certificate ends in: {}\n\n{table}\n\nservers: {servers}\n", left(who.until))
+    let ends = who.until.map(|_| format!("; certificate ends in: {}", left(who.until))).unwrap_or_default();
+    format!("{name}{ends}\n\n{table}\n\nservers: {servers}\n")
 }
 
 /// Undoes `tunnel join --user`: ends the device at the servers, and removes its files here. Returns lines for the

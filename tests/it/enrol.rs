@@ -207,7 +207,7 @@ async fn a_user_sees_what_she_may_reach_and_her_device_leaves_as_it_came() {
     let links = joined().await;
     let who = on_device(&place, "whoami").await.unwrap();
     let expected = format!(
-        "user alice, device laptop; certificate ends in: -\n\n\
+        "user alice, device laptop\n\n\
          MAY REACH     PORTS  ENDS IN\nshop-* node1  22 80  -\n\nservers: {at}\n"
     );
     assert_eq!(who, expected);
