@@ -145,7 +145,7 @@ fn admit(place: &TestDir, servers: &[ServerProcess], port: u16) -> ([PathBuf; 2]
     (homes, login)
 }
 
-fn assert_followed(place: &TestDir, store: Store<'_>) {
+fn assert_followed(place: &TestDir, store: &mut Store<'_>) {
     let mut servers = [0, 1].map(|number| server(place, number, store.tables, store.args));
     let mut edges = Vec::new();
     for (number, server) in servers.iter_mut().enumerate() {
@@ -230,8 +230,8 @@ fn two_servers_follow_grants_in_etcd_also_while_it_fails() {
         let output = run("curl", &["-sSf", "-d", &format!("@{}", file.display()), &put], None, TIMEOUT);
         assert!(output.status.success(), "{output:?}");
     };
-    let store = Store { tables: &tables, args: &[], most: 10_000, fails: &mut fails, write: &mut write };
-    assert_followed(&place, store);
+    let mut store = Store { tables: &tables, args: &[], most: 10_000, fails: &mut fails, write: &mut write };
+    assert_followed(&place, &mut store);
 }
 
 #[test]
@@ -255,5 +255,8 @@ fn two_servers_follow_grants_in_a_secret_also_while_kube_apiserver_fails() {
     };
     let args = [kubeconfig.as_str()];
     let tables = "store = \"secret\"";
-    assert_followed(&place, Store { tables, args: &args, most: 2_000, fails: &mut fails, write: &mut write });
+    assert_followed(
+        &place,
+        &mut Store { tables, args: &args, most: 2_000, fails: &mut fails, write: &mut write },
+    );
 }

@@ -82,10 +82,9 @@ async fn relay(
     let is_guessed = resumes && node.is_none();
     let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
     let AuthenticatedUser { device, identity, from, context, .. } = user;
-    let name = device.device.clone();
     let is_loading = is_guessed && context.addresses.is_loading();
     let lacks_rights = is_loading || resumes && lacks_grants(&context.policy.load().rights, &shared);
-    let mut admission = Admission::of_link(context.clone(), from, identity, name, id);
+    let mut admission = Admission::of_link(context.clone(), from, identity, device.device.clone(), id);
     let authorized = admission.authorize(Ok(open_request), String::new()).await;
     let refusal = |denied: DeniedRequest, lacks| refusal(&denied.denial, &context, is_guessed, lacks);
     let admitted = authorized.map_err(|denied| refusal(denied, lacks_rights)).and_then(|authorized| {
