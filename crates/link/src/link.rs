@@ -180,9 +180,10 @@ impl Link {
         self.closed.cancelled().await;
     }
 
-    /// Returns true if the remote does not take the answers to its sessions. Then it gets no new ones.
-    pub(crate) fn is_answer_queue_full(&self) -> bool {
-        self.lock().queue.waiting.answers.len() >= MAX_QUEUED_REPLIES
+    /// Returns true if the remote does not take the answers to this client's sessions. Then it gets no new ones.
+    pub(crate) fn is_answer_queue_full(&self, client: &str) -> bool {
+        let turns = &self.lock().queue.waiting.turns;
+        turns.len() >= MAX_QUEUED_REPLIES && turns.answers_of(client) >= MAX_QUEUED_REPLIES
     }
 
     /// Returns true if the link was closed.

@@ -269,7 +269,7 @@ impl RelayTable {
         let all = self.queued.reservation();
         let of_link = link.relay_reservation(self.most_on_link);
         let taken = PairedReservation { all, of_link };
-        let queue = RelayQueue::new(attempt.key.clone(), self.most, taken);
+        let queue = RelayQueue::new(attempt.key.clone(), attempt.client.clone(), self.most, taken);
         RelayLeg { link: link.clone(), queue }
     }
 

@@ -3,7 +3,8 @@
 //! Each session has an account of the bytes that it has sent, with a few added for each frame. It also has a flag for
 //! whether its recent backlogs were all small, as those of interactive sessions are. The next turn goes to the session
 //! with the frame that ends earliest on its account. Ordering by the end, not the start, lets a keystroke pass sessions
-//! that became ready at the same time.
+//! that became ready at the same time. The answers of a client's sessions have one account together, because each may be
+//! that of a new session.
 //!
 //! A session that was idle enters at most `MAX_LAG` behind the clock. So a keystroke waits only for the frame on the
 //! wire, and a session that keeps returning with a little data gains nothing over those with a backlog. The scheduler
@@ -11,7 +12,8 @@
 
 pub(crate) mod frame_source;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use crate::schedule::frame_source::QueuedSource;
 
@@ -23,6 +25,8 @@ pub(crate) struct Scheduler {
     /// The flows with little to send, and the others, in the order of their turns.
     small: BTreeMap<TurnOrder, QueuedFlow>,
     bulk: BTreeMap<TurnOrder, QueuedFlow>,
+    /// What the answers of each client have cost, with those that wait, unless the clock has left it behind.
+    clients: HashMap<Arc<str>, u64>,
 }
 
 /// The order of turns: where a flow's next frame would end on its account; then first come, first served.
@@ -44,21 +48,36 @@ pub(crate) struct QueuedFlow {
     pub(crate) usage: FlowUsage,
     /// Whether it has little to send.
     small: bool,
+    /// Whether it waits with an answer, at the cost of its client.
+    pub(crate) is_answer: bool,
     /// Its entry.
     pub(crate) entry: QueuedSource,
 }
 
 impl Scheduler {
     /// Queues an entry for its turn, with what it has sent, the bytes that it has to send, and the longest frame it may send
-    /// at once.
+    /// at once: 0 for an answer, which has no data.
     pub(crate) fn enter(&mut self, entry: QueuedSource, usage: FlowUsage, backlog: usize, longest: usize) {
         let account = usage.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
         let usage = FlowUsage { account, ..usage };
         let small = backlog <= INTERACTIVE_BACKLOG;
         let queue = if small { &mut self.small } else { &mut self.bulk };
-        queue.insert((ends, self.entered), QueuedFlow { usage, small, entry });
+        queue.insert((ends, self.entered), QueuedFlow { usage, small, is_answer: longest == 0, entry });
         self.entered += 1;
+    }
+
+    /// Queues an entry for an answer. The answers of all sessions of a client are one flow, as each may be of a new one.
+    pub(crate) fn enter_answer(&mut self, entry: QueuedSource) {
+        let least = self.clock.saturating_sub(MAX_LAG);
+        if self.clients.len() == self.clients.capacity() {
+            self.clients.retain(|_, account| *account > least);
+        }
+        let account = self.clients.entry(entry.source.client().clone()).or_default();
+        let usage = FlowUsage { account: least.max(*account), small: 0 };
+        *account = usage.account + cost(0);
+        let ahead = usize::try_from(usage.account - least).unwrap_or(usize::MAX);
+        self.enter(entry, usage, ahead, 0);
     }
 
     /// Takes the next flow; only one with a backlog up to [`INTERACTIVE_BACKLOG`] if `small_only`.
@@ -86,6 +105,12 @@ impl Scheduler {
     /// Returns the number of flows that wait.
     pub(crate) fn len(&self) -> usize {
         self.small.len() + self.bulk.len()
+    }
+
+    /// Returns the number of answers of a client that wait.
+    pub(crate) fn answers_of(&self, client: &str) -> usize {
+        let flows = self.small.values().chain(self.bulk.values());
+        flows.filter(|flow| flow.is_answer && **flow.entry.source.client() == *client).count()
     }
 
     /// Returns true if a flow waits with more than a small backlog.
@@ -128,6 +153,7 @@ const FRAME_OVERHEAD: u64 = 128;
 #[cfg(test)]
 pub(crate) mod tests {
     use crate::schedule::frame_source::FrameSource;
+    use crate::schedule::frame_source::QueueMembership;
     use crate::schedule::frame_source::Turn;
     use crate::schedule::frame_source::TurnOutput;
     use std::collections::HashMap;
@@ -151,12 +177,17 @@ pub(crate) mod tests {
 
     /// A session that always has credit to send, and never data in its turn.
     #[derive(Debug)]
-    pub(crate) struct Speaker(SessionKey);
+    pub(crate) struct Speaker(SessionKey, Arc<str>);
 
     impl Speaker {
         pub(crate) fn new() -> Arc<Self> {
+            Self::of("")
+        }
+
+        pub(crate) fn of(client: &str) -> Arc<Self> {
             let id = SessionId::from_bits(1);
-            Arc::new(Self(SessionKey { id, category: SessionCategory::Ssh, node: NodeName::none() }))
+            let key = SessionKey { id, category: SessionCategory::Ssh, node: NodeName::none() };
+            Arc::new(Self(key, client.into()))
         }
     }
 
@@ -165,14 +196,20 @@ pub(crate) mod tests {
             &self.0
         }
 
+        fn client(&self) -> &Arc<str> {
+            &self.1
+        }
+
         fn is_stale(&self, _: u64) -> bool {
             false
         }
 
         fn next_frame(self: Arc<Self>, _: LinkId, turn: &mut Turn, _: Instant) -> TurnOutput {
             let credit = SessionFrame::Credit { received: 1, limit: 2 };
-            let frame = if let Turn::Control(..) = turn { Some(credit) } else { None };
-            TurnOutput { frame, ..TurnOutput::default() }
+            match turn {
+                Turn::Data { .. } => TurnOutput::default(),
+                _ => QueueMembership::default().on_control(turn, Some(credit)),
+            }
         }
     }
 

@@ -257,9 +257,7 @@ impl SessionTable {
         now: Instant,
     ) -> Option<FrameEvent> {
         if let SessionFrame::Parked(of) = frame {
-            // It may have one answer.
-            let is_judged = matches!(link.peer, Remote::Edge(_)) && !link.is_answer_queue_full();
-            return is_judged.then_some(FrameEvent::Parked(key, of));
+            return matches!(link.peer, Remote::Edge(_)).then_some(FrameEvent::Parked(key, of));
         }
         if let Some(opener) = frame.opener() {
             *opener = Opener::verified(opener.take(), &link.peer, link.instance);
@@ -349,9 +347,11 @@ impl SessionTable {
         key: SessionKey,
         frame: SessionFrame,
     ) -> Option<FrameEvent> {
-        let attempt = Attempt::new(from.clone(), key, &frame)?;
+        let named = if let SessionFrame::Open { client, .. } = &frame { client } else { "" };
+        let client = from.peer.requester().map_or_else(|| source(named), Arc::from);
+        let attempt = Attempt { client, ..Attempt::new(from.clone(), key, &frame)? };
         let most = self.limits.sessions;
-        let too_many = if from.is_answer_queue_full() || from.sessions() >= most {
+        let too_many = if from.is_answer_queue_full(&attempt.client) || from.sessions() >= most {
             Some("too many sessions on this link")
         } else if self.exceeds_fair_share(&from.peer) && !self.relays.knows(attempt.key.id) {
             Some("too many sessions of this edge or user, and half of all sessions of this server are in use")
@@ -422,7 +422,7 @@ impl SessionTable {
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
             Err(refusal)
-        } else if link.is_answer_queue_full() {
+        } else if link.is_answer_queue_full(&source) {
             Err(SessionError::new(ErrorCode::Overloaded, "too many unread replies on this link"))
         } else {
             self.halves_for(&source).ok_or_else(|| self.out_of_memory())

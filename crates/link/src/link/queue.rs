@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use crate::congestion::CongestionController;
 use crate::link::pacing::Pacing;
 use crate::liveness::RttEstimator;
-use crate::schedule::frame_source::{ControlQueueKind, QueueRequest, QueuedSource, Turn, TurnOutput};
-use crate::schedule::{FlowUsage, INTERACTIVE_BACKLOG, Scheduler};
+use crate::schedule::frame_source::{QueueRequest, QueuedSource, Turn, TurnOutput};
+use crate::schedule::{FlowUsage, INTERACTIVE_BACKLOG, QueuedFlow, Scheduler};
 use tunnel_proto::frame::{Frame, FrameKind};
 
 /// Everything that waits for one link, under the link's lock.
@@ -41,7 +41,6 @@ pub(crate) struct WaitingFrames {
     /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
-    pub(crate) answers: VecDeque<QueuedSource>,
     /// Sessions that have a credit to send.
     pub(crate) credits: VecDeque<QueuedSource>,
     pub(crate) turns: Scheduler,
@@ -103,23 +102,17 @@ impl SendQueue {
             self.pacing.acks.send_now();
             return Poll::Ready(Some(SendItem::Reply(frame)));
         }
-        if let Some(session) = self.waiting.answers.pop_front() {
-            self.pacing.acks.send_now();
-            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueueKind::Answers))));
-        }
         if acks && let Some(session) = self.waiting.credits.pop_front() {
             self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueueKind::Credits))));
+            return Poll::Ready(Some(SendItem::Turn(Turn::Credit(session))));
         }
         let small_only = self.waiting.turns.has_bulk()
             && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
         if let Some(flow) = self.waiting.turns.next(small_only) {
             let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
-            return Poll::Ready(Some(SendItem::Turn(Turn::Data {
-                flow,
-                longest: self.longest_frame(),
-                most,
-            })));
+            let longest = self.longest_frame();
+            let turn = if flow.is_answer { Turn::Answer(flow) } else { Turn::Data { flow, longest, most } };
+            return Poll::Ready(Some(SendItem::Turn(turn)));
         }
         if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
             return Poll::Ready(Some(self.ping(now)));
@@ -145,7 +138,7 @@ impl SendQueue {
         }
         let stale = self.sweep();
         if request.answer {
-            self.waiting.answers.push_back(entry.clone());
+            self.waiting.turns.enter_answer(entry.clone());
         }
         if request.credit {
             self.waiting.credits.push_back(entry.clone());
@@ -219,7 +212,7 @@ impl SendQueue {
     /// Records what a source has sent in its turn, and queues it again if it has more to send. Returns the turn
     /// otherwise, to be dropped without the lock.
     pub(crate) fn handle_sent(&mut self, turn: Turn, sent: &TurnOutput, now: Instant) -> Option<Turn> {
-        if let Turn::Data { flow, .. } = &turn
+        if let Turn::Answer(flow) | Turn::Data { flow, .. } = &turn
             && sent.bytes > 0
         {
             self.on_data_sent(sent.bytes, flow.usage, now);
@@ -228,7 +221,9 @@ impl SendQueue {
             (Turn::Data { flow, longest, .. }, Some(backlog)) => {
                 self.waiting.turns.enter(flow.entry, flow.usage, backlog, longest);
             }
-            (Turn::Control(entry, _), _) if sent.credit => self.waiting.credits.push_back(entry),
+            (Turn::Answer(QueuedFlow { entry, .. }) | Turn::Credit(entry), _) if sent.credit => {
+                self.waiting.credits.push_back(entry);
+            }
             (turn, _) => return Some(turn),
         }
         None
@@ -256,21 +251,19 @@ impl SendQueue {
         if self.queued_entries() < self.sweep_at {
             return Vec::new();
         }
-        let WaitingFrames { answers, credits, turns, .. } = &mut self.waiting;
+        let WaitingFrames { credits, turns, .. } = &mut self.waiting;
         let is_stale = |entry: &QueuedSource| entry.source.is_stale(entry.stay);
         let mut stale = turns.remove_if(is_stale);
-        for queue in [answers, credits] {
-            let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(queue).into_iter().partition(is_stale);
-            *queue = kept.into();
-            stale.extend(removed);
-        }
+        let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(credits).into_iter().partition(is_stale);
+        *credits = kept.into();
+        stale.extend(removed);
         self.sweep_at = SWEEP.max(2 * self.queued_entries());
         stale
     }
 
     /// Returns the number of entries that wait to send.
     pub(crate) fn queued_entries(&self) -> usize {
-        self.waiting.answers.len() + self.waiting.credits.len() + self.waiting.turns.len()
+        self.waiting.credits.len() + self.waiting.turns.len()
     }
 
     fn ping(&mut self, now: Instant) -> SendItem {
@@ -298,11 +291,11 @@ const PLAIN_FRAME: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use crate::schedule::QueuedFlow;
     use std::time::Duration;
 
     use crate::schedule::tests::Speaker;
     use tunnel_net::tcp_info::TcpInfo;
+    use tunnel_proto::state::LinkId;
 
     use super::*;
 
@@ -367,6 +360,41 @@ mod tests {
             }
         }
         assert!(bytes[0] > 3 << 20 && bytes[1] < 1 << 20, "{bytes:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_answers_of_one_client_keeps_back_no_others_and_waits_for_a_full_line() {
+        let (mut queue, now) = (SendQueue::new(true), Instant::now());
+        let full = TcpInfo {
+            rtt: Duration::from_millis(40),
+            least_round_trip: Duration::from_millis(40),
+            variation: Duration::ZERO,
+            pacing: 1_000_000,
+            delivered: 0,
+            segment: 1448,
+            in_flight: 1 << 20,
+            unsent: 0,
+            written: 0,
+        };
+        queue.pacing.bulk.as_mut().unwrap().read(full, now);
+        let answer = QueueRequest { answer: true, ..QueueRequest::default() };
+        let key = QueueRequest { backlog: Some(1), ..QueueRequest::default() };
+        let flood = std::iter::repeat_n(("flood", &answer), 1000);
+        for (client, request) in flood.chain([("typist", &key), ("other", &answer)]) {
+            queue.handle_request(QueuedSource { source: Speaker::of(client), stay: 0 }, request);
+        }
+        let mut sent = Vec::new();
+        while let Poll::Ready(Some(SendItem::Turn(mut turn))) =
+            queue.poll_next(&mut Context::from_waker(Waker::noop()), now)
+        {
+            let source = turn.entry().source.clone();
+            sent.push(source.client().to_string());
+            let output = source.next_frame(LinkId(1), &mut turn, now);
+            queue.handle_sent(turn, &output, now);
+        }
+        assert_eq!(sent[..3], ["flood", "other", "typist"]);
+        assert_eq!(sent.len(), 2 + 33, "little goes on a full line, too");
+        assert_eq!(queue.waiting.turns.answers_of("flood"), 1000 - 33);
     }
 
     /// Returns the turn of a session that has sent so much, with `backlog` bytes to send; everything before it is sent.

@@ -17,6 +17,8 @@ pub(crate) struct Attempt {
     /// The opener of the session.
     pub(crate) opener: Option<Opener>,
     pub(crate) target: Target,
+    /// At whose cost its answers are: the edge or user that asks, or the client that a peer names.
+    pub(crate) client: Arc<str>,
     /// Notified whenever its binding has changed, for the search for its path.
     pub(crate) changed: Arc<Notify>,
 }
@@ -57,7 +59,8 @@ impl Attempt {
         };
         let opener = opener.clone();
         let target = target.clone();
-        Some(Self { key, epoch: *epoch, from, opener, target, changed: Arc::default() })
+        let client = Arc::default();
+        Some(Self { key, epoch: *epoch, from, opener, target, client, changed: Arc::default() })
     }
 }
 

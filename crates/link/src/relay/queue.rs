@@ -24,6 +24,8 @@ use tunnel_proto::state::{ControlPriority, LinkId};
 #[derive(Debug)]
 pub(crate) struct RelayQueue {
     key: SessionKey,
+    /// At whose cost its answers are.
+    client: Arc<str>,
     queue: Mutex<RelayQueueState>,
     /// Set once it is closed. The link reads it without the queue's lock, to drop stale entries. An outdated
     /// read only keeps an entry a little longer.
@@ -59,7 +61,7 @@ struct RelayQueueState {
 
 impl RelayQueue {
     /// Creates an empty queue for at most `most` bytes, which both budgets limit as well.
-    pub(crate) fn new(key: SessionKey, most: usize, taken: PairedReservation) -> Arc<Self> {
+    pub(crate) fn new(key: SessionKey, client: Arc<str>, most: usize, taken: PairedReservation) -> Arc<Self> {
         let queue = RelayQueueState {
             answer: None,
             credit: None,
@@ -73,6 +75,7 @@ impl RelayQueue {
         };
         Arc::new(Self {
             key,
+            client,
             queue: Mutex::new(queue),
             closed: AtomicBool::new(false),
             passed: AtomicU64::new(0),
@@ -169,6 +172,10 @@ impl FrameSource for RelayQueue {
         &self.key
     }
 
+    fn client(&self) -> &Arc<str> {
+        &self.client
+    }
+
     fn is_stale(&self, _stay: u64) -> bool {
         self.closed.load(Relaxed)
     }
@@ -176,14 +183,14 @@ impl FrameSource for RelayQueue {
     fn next_frame(self: Arc<Self>, _link: LinkId, turn: &mut Turn, _now: Instant) -> TurnOutput {
         let mut queue = self.queue.lock();
         let output = match turn {
-            Turn::Control(_, from) => {
+            Turn::Answer(_) | Turn::Credit(_) => {
                 let frame = queue.answer.take().or_else(|| queue.credit.take());
                 if let Some(SessionFrame::Credit { limit, .. }) = &frame {
                     queue.limit = *limit;
                 }
-                queue.places.on_control(*from);
+                let output = queue.places.on_control(turn, frame);
                 let more = queue.control();
-                TurnOutput { frame, credit: queue.places.request(more, None).credit, ..TurnOutput::default() }
+                TurnOutput { credit: queue.places.request(more, None).credit, ..output }
             }
             Turn::Data { flow, longest, most } => {
                 let is_held = queue.bytes > *most;
@@ -289,7 +296,7 @@ const MERGE_BELOW: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use crate::schedule::frame_source::{ControlQueueKind, QueuedSource};
+    use crate::schedule::frame_source::QueuedSource;
     use tunnel_proto::budget::Budget;
     use tunnel_proto::frame::SessionCategory;
     use tunnel_proto::names::{NodeName, SessionId};
@@ -306,6 +313,7 @@ mod tests {
         let budget = Budget::new(1 << 20);
         let queue = RelayQueue::new(
             key,
+            "".into(),
             1 << 20,
             PairedReservation { all: budget.reservation(), of_link: budget.reservation() },
         );
@@ -317,8 +325,7 @@ mod tests {
         let granted = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
         assert_eq!(push(granted(0, 1000)), QueueRequest { credit: true, ..needed });
-        let mut turn =
-            Turn::Control(QueuedSource { source: queue.clone(), stay: 0 }, ControlQueueKind::Credits);
+        let mut turn = Turn::Credit(QueuedSource { source: queue.clone(), stay: 0 });
         let sent = queue.clone().next_frame(LinkId(1), &mut turn, Instant::now());
         assert_eq!((sent.frame, sent.credit), (Some(granted(0, 1000)), false));
         assert_eq!(push(granted(400, 1400)), credit);

@@ -458,7 +458,7 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
 #[test]
 fn a_queue_takes_nothing_after_its_last_frame() {
     let budget = Budget::new(1000);
-    let queue = RelayQueue::new(key(id()), 1000, room(&budget));
+    let queue = RelayQueue::new(key(id()), "".into(), 1000, room(&budget));
     queue.push(lost(1)).unwrap();
     queue.push(data("late")).unwrap();
     queue.cut(reset(1));
@@ -560,7 +560,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 #[tokio::test]
 async fn a_queue_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Remote::Edge(node()));
-    let queue = RelayQueue::new(key(id()), 1000, room(&Budget::new(1000)));
+    let queue = RelayQueue::new(key(id()), "".into(), 1000, room(&Budget::new(1000)));
     queue.close();
     assert!(edge.attach_relay(&queue, 1));
     assert_eq!(edge.sessions(), 0);
@@ -569,7 +569,7 @@ async fn a_queue_that_is_over_before_its_link_knows_it_is_not_kept() {
 #[tokio::test]
 async fn a_late_attempt_does_not_replace_a_newer_queue() {
     let edge = link(2, Remote::Edge(node()));
-    let queue = || RelayQueue::new(key(id()), 1000, room(&Budget::new(1000)));
+    let queue = || RelayQueue::new(key(id()), "".into(), 1000, room(&Budget::new(1000)));
     let (newer, late) = (queue(), queue());
     assert!(edge.attach_relay(&newer, 2));
     assert!(edge.attach_relay(&late, 1));

@@ -20,18 +20,13 @@ pub(crate) struct QueuedSource {
     pub(crate) stay: u64,
 }
 
-/// A queue of a link for frames that go before data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ControlQueueKind {
-    Answers,
-    Credits,
-}
-
 /// A source's turn to send a frame. Its entry has just left the queue.
 #[derive(Debug)]
 pub(crate) enum Turn {
-    /// For a frame that goes before data.
-    Control(QueuedSource, ControlQueueKind),
+    /// For an answer.
+    Answer(QueuedFlow),
+    /// For a credit.
+    Credit(QueuedSource),
     /// For data: at most `longest` bytes, or nothing if the source has more than `most` to send.
     Data { flow: QueuedFlow, longest: usize, most: usize },
 }
@@ -40,8 +35,8 @@ impl Turn {
     /// Returns the source's entry.
     pub(crate) fn entry(&self) -> &QueuedSource {
         match self {
-            Self::Control(entry, _) => entry,
-            Self::Data { flow, .. } => &flow.entry,
+            Self::Credit(entry) => entry,
+            Self::Answer(flow) | Self::Data { flow, .. } => &flow.entry,
         }
     }
 }
@@ -51,6 +46,9 @@ impl Turn {
 pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns the session that its frames are about.
     fn key(&self) -> &SessionKey;
+
+    /// Returns the client at whose cost its answers are sent.
+    fn client(&self) -> &Arc<str>;
 
     /// Returns true if it will certainly send nothing for its entries of that stay. Takes no lock.
     fn is_stale(&self, stay: u64) -> bool;
@@ -96,12 +94,17 @@ impl QueueMembership {
         request
     }
 
-    /// Records that its entry has left that queue.
-    pub(crate) fn on_control(&mut self, queue: ControlQueueKind) {
-        match queue {
-            ControlQueueKind::Answers => self.answers = false,
-            ControlQueueKind::Credits => (self.credits, self.needed) = (false, false),
-        }
+    /// Records what was sent in a turn for an answer or a credit. An answer counts less than any takes on the wire.
+    pub(crate) fn on_control(&mut self, turn: &mut Turn, frame: Option<SessionFrame>) -> TurnOutput {
+        let Turn::Answer(flow) = turn else {
+            (self.credits, self.needed) = (false, false);
+            return TurnOutput { frame, ..TurnOutput::default() };
+        };
+        self.answers = false;
+        flow.charge(0);
+        let refusal = frame.as_ref().and_then(SessionFrame::refusal);
+        let bytes = if frame.is_some() { 64 + refusal.map_or(16, |why| why.reason.len()) } else { 0 };
+        TurnOutput { frame, bytes, ..TurnOutput::default() }
     }
 
     /// Records what was sent in a turn for data. The source needs another one for `backlog`. Between its turns it keeps
@@ -150,7 +153,7 @@ impl QueueRequest {
 #[derive(Debug, Default)]
 pub(crate) struct TurnOutput {
     pub(crate) frame: Option<SessionFrame>,
-    /// Bytes of data in `frame`.
+    /// Bytes in `frame` that count on the link.
     pub(crate) bytes: usize,
     /// Bytes that it still has to send, if it needs another turn for data.
     pub(crate) backlog: Option<usize>,

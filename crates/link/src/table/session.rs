@@ -147,7 +147,7 @@ impl SharedSession {
             (actions, actions)
         });
         // A remote that reads nothing must not make more and more frames wait.
-        if actions.left && link.is_answer_queue_full() {
+        if actions.left && link.is_answer_queue_full(&self.client) {
             link.close();
         }
         !actions.dropped
@@ -411,6 +411,10 @@ impl FrameSource for SharedSession {
         &self.key
     }
 
+    fn client(&self) -> &Arc<str> {
+        &self.client
+    }
+
     fn is_stale(&self, stay: u64) -> bool {
         stay != self.stay.load(Relaxed)
     }
@@ -421,10 +425,9 @@ impl FrameSource for SharedSession {
                 return (TurnOutput::default(), Actions::default());
             }
             match turn {
-                Turn::Control(_, queue) => {
-                    inner.places.on_control(*queue);
+                Turn::Answer(_) | Turn::Credit(_) => {
                     let (frame, actions) = self.poll_frame(inner, link, 0, now);
-                    (TurnOutput { frame, ..TurnOutput::default() }, actions)
+                    (inner.places.on_control(turn, frame), actions)
                 }
                 Turn::Data { flow, longest, most } => {
                     let is_held = inner.state.backlog().is_some_and(|backlog| backlog > *most);

@@ -58,7 +58,7 @@ impl SessionTable {
         for session in self.all().iter().filter(|session| session.read(is_parked)) {
             if let Some((device, target)) = session.origin.device()
                 && link.abilities.resumes
-                && !link.is_answer_queue_full()
+                && !link.is_answer_queue_full(&session.client)
             {
                 link.reply(&session.key, SessionFrame::Parked(Box::new((device.clone(), target.clone()))));
             }

@@ -11,9 +11,7 @@ use tokio::time::Instant;
 
 use crate::link::Link;
 use crate::plain::PlainRemote;
-use crate::schedule::frame_source::{
-    ControlQueueKind, FrameSource as _, QueueMembership, QueuedSource, Turn,
-};
+use crate::schedule::frame_source::{FrameSource as _, QueueMembership, QueuedSource, Turn};
 use crate::table::handles::{OpenOutcome, PendingOpen, Session};
 use crate::table::session::{Inner, SessionOrigin, SharedSession};
 use crate::table::{FrameEvent, SessionLimits, SessionTable};
@@ -298,8 +296,7 @@ async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one(
     for link in [&plain, &link] {
         session.ask(link, None, false);
         let stay = session.lock().stay;
-        let mut turn =
-            Turn::Control(QueuedSource { source: session.clone(), stay }, ControlQueueKind::Answers);
+        let mut turn = Turn::Credit(QueuedSource { source: session.clone(), stay });
         let frame = session.clone().next_frame(link.id, &mut turn, Instant::now()).frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
