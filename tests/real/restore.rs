@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::enrol::{run_tunnel, with_admin};
-use crate::parts::{are_installed, free_port, page};
-use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
+use crate::fleet::Line;
+use crate::parts::{are_installed, free_port, loopback, page};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
 use crate::readme::Steps;
 use crate::tunnel::{PROGRAM, clear_environment, tunnel};
 use crate::wait::wait_until;
@@ -51,6 +52,21 @@ impl Machine {
         server
     }
 
+    /// Writes the addresses of new machines over those of the old ones in the config.
+    fn correct(&self, addresses: &[(u16, u16)]) {
+        let config = self.disk.join("etc/tunnel/server.toml");
+        let old = fs::read_to_string(&config).unwrap();
+        let new = addresses
+            .iter()
+            .fold(old, |text, (from, to)| text.replace(&format!(":{from}"), &format!(":{to}")));
+        fs::write(config, new).unwrap();
+    }
+
+    /// Returns the output of a command that uses the admin socket.
+    fn admin(&self, args: &[&str]) -> ProcessOutput {
+        run_tunnel(&[args, &[&format!("--socket={}", self.disk.join("sock").display())]].concat())
+    }
+
     /// Runs a line of the page in a folder, on this machine's disk.
     fn sh(&self, dir: &Path, line: &str) -> ProcessOutput {
         let disk = self.disk.display();
@@ -62,62 +78,103 @@ impl Machine {
     }
 }
 
-/// Runs the command that `tunnel invite` prints, with more arguments, for a user with that home.
-fn join(machine: &Machine, invite: &[&str], more: &str, home: &Path) {
-    let socket = format!("--socket={}", machine.disk.join("sock").display());
-    let invited = run_tunnel(&[&["invite"], invite, &[&socket]].concat());
-    let line =
-        invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).expect("a command");
-    let line = line.replace("tunnel join", &format!("{PROGRAM} join {more}"));
-    let mut command = Command::new("sh");
-    let joined = run_command(
-        "join",
-        command.args(["-c", &line]).env("HOME", home).env_remove("XDG_CONFIG_HOME"),
-        None,
-        TIMEOUT,
-    );
-    assert!(joined.status.success(), "{line}: {joined:?}");
+/// The machine of an edge or a user, which dials the name of the servers. All its files are in a folder.
+struct Joiner {
+    dir: PathBuf,
+    line: Line,
+}
+
+impl Joiner {
+    fn new(dir: PathBuf, line: &Line) -> Self {
+        fs::create_dir_all(&dir).unwrap();
+        Self { dir, line: line.clone() }
+    }
+
+    /// Runs the command that `tunnel invite` prints, with more arguments.
+    fn join(&self, machine: &Machine, invite: &[&str], more: &str) {
+        let invited = machine.admin(&[&["invite"], invite].concat());
+        let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo "));
+        let line = line.expect("a command").replace("tunnel join", &format!("{PROGRAM} join {more}"));
+        let line = line.replace(&format!(":{}", machine.grpc), &format!(":{}", self.line.port));
+        let joined = run_command("join", self.at_home(Command::new("sh")).args(["-c", &line]), None, TIMEOUT);
+        assert!(joined.status.success(), "{line}: {joined:?}");
+    }
+
+    /// Joins as a node, and starts its edge.
+    fn join_as_node(&self, machine: &Machine, node: &str) -> Running {
+        self.join(machine, &["--node", node], &format!("--install-dir {}", self.dir.join("etc").display()));
+        self.start()
+    }
+
+    /// Starts the edge, and waits until it is linked.
+    fn start(&self) -> Running {
+        let config = self.dir.join("etc/edge.toml");
+        let admin = free_port();
+        fs::write(&config, with_admin(&fs::read_to_string(&config).unwrap(), admin)).unwrap();
+        let config = format!("--config={}", config.display());
+        let mut edge = Running::start("edge", &self.dir, tunnel().args(["edge", &config]));
+        edge.wait_for_answer(admin, "/readyz", "");
+        edge
+    }
+
+    /// Returns the output of a connection to the target, as the user of this machine.
+    fn connect(&self, target: &str) -> ProcessOutput {
+        let request = self.dir.join("request");
+        fs::write(&request, "GET / HTTP/1.0\r\n\r\n").unwrap();
+        let mut command = self.at_home(clear_environment(Command::new(PROGRAM)));
+        run_command("connect", command.args(["connect", target]), Some(&request), TIMEOUT)
+    }
+
+    fn at_home(&self, mut command: Command) -> Command {
+        command.env("HOME", &self.dir).env_remove("XDG_CONFIG_HOME");
+        command
+    }
 }
 
 #[test]
-fn an_edge_and_a_user_come_back_to_servers_that_were_restored_from_their_backups() {
+fn edges_and_users_come_back_to_servers_that_were_restored_at_other_addresses() {
     if !are_installed(&["sh", "cp", "tar"]) {
         return;
     }
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
-    let machines =
-        ["first", "second"].map(|name| Machine { disk: at(name), grpc: free_port(), admin: free_port() });
-    let made = run_tunnel(&["init", at("files").to_str().unwrap(), "--name", "localhost"]);
+    let files = at("files").to_str().unwrap().to_owned();
+    let made = run_tunnel(&["init", &files, "--name", "localhost", "--node", "node2"]);
     assert!(made.status.success(), "{made:?}");
+    let mut machines =
+        ["first", "second"].map(|name| Machine { disk: at(name), grpc: free_port(), admin: free_port() });
     let peers = machines.each_ref().map(|machine| machine.grpc);
     machines.iter().for_each(|machine| machine.install(&at("files/server"), &at("first"), peers));
     let mut servers = machines.each_ref().map(Machine::start);
 
-    join(
-        &machines[0],
-        &["--node", "node1"],
-        &format!("--install-dir {}", at("node").display()),
-        place.path(),
-    );
-    join(&machines[0], &["--user", "alice", "--nodes", "node1"], "", place.path());
-    let edge = at("node").join("edge.toml");
-    let log = free_port();
-    fs::write(&edge, with_admin(&fs::read_to_string(&edge).unwrap(), log)).unwrap();
-    let config = format!("--config={}", edge.display());
-    let mut edge = Running::start("edge", place.path(), tunnel().args(["edge", &config]));
-    edge.wait_for_answer(log, "/readyz", "");
-    let target = format!("node1:{}", page());
-    let request = at("request");
-    fs::write(&request, "GET / HTTP/1.0\r\n\r\n").unwrap();
-    let reaches = |what: &str| {
-        wait_until(what, TIMEOUT, || {
-            let mut command = clear_environment(Command::new(PROGRAM));
-            command.args(["connect", &target]).env("HOME", place.path()).env_remove("XDG_CONFIG_HOME");
-            run_command("connect", &mut command, Some(&request), TIMEOUT).stdout.ends_with("from the node")
+    // The name that edges and users dial.
+    let name = Line::to(loopback(machines[0].grpc));
+    let [node1, node2, node3, node4, alice, bob] =
+        ["node1", "node2", "node3", "node4", "alice", "bob"].map(|who| Joiner::new(at(who), &name));
+    let mut edges = vec![node1.join_as_node(&machines[0], "node1")];
+    let etc = at("node2/etc");
+    let copied = run("cp", &["-r", &format!("{files}/edge-node2"), etc.to_str().unwrap()], None, TIMEOUT);
+    assert!(copied.status.success(), "{copied:?}");
+    let text = fs::read_to_string(etc.join("edge.toml")).unwrap();
+    let text = text.replace("/etc/tunnel", etc.to_str().unwrap());
+    fs::write(etc.join("edge.toml"), text.replace(":9000", &format!(":{}", name.port))).unwrap();
+    edges.push(node2.start());
+    let mut revoked = node3.join_as_node(&machines[0], "node3");
+    alice.join(&machines[0], &["--user", "alice", "--nodes", "node1"], "");
+    bob.join(&machines[0], &["--user", "bob", "--nodes", "node1"], "");
+    let granted = machines[0].admin(&["grant", "alice", "--nodes", "node2,node4", "--for", "1h"]);
+    assert!(granted.status.success(), "{granted:?}");
+    for who in [["node3"].as_slice(), &["--user", "bob"]] {
+        let done = machines[0].admin(&[&["invitations", "revoke"], who].concat());
+        assert!(done.status.success(), "{done:?}");
+    }
+    let port = page();
+    let reaches = |node: &str| {
+        wait_until(&format!("alice reaches {node}"), TIMEOUT, || {
+            alice.connect(&format!("{node}:{port}")).stdout.ends_with("from the node")
         });
     };
-    reaches("alice reaches the node");
+    reaches("node1");
 
     let mut page = Steps::on("docs/how-to/upgrade.md", "## Back up and restore a server");
     let backup = page.next();
@@ -128,19 +185,31 @@ fn an_edge_and_a_user_come_back_to_servers_that_were_restored_from_their_backups
         assert!(machine.sh(&kept, &backup[0]).status.success());
     }
     servers.iter_mut().for_each(Running::kill);
-    for machine in &machines {
+    for machine in &mut machines {
         fs::remove_dir_all(&machine.disk).unwrap();
         fs::create_dir(&machine.disk).unwrap();
+        machine.grpc = free_port();
     }
+    let moved = [0, 1].map(|number| (peers[number], machines[number].grpc));
     for machine in &machines {
-        for line in &restore[..2] {
-            let done = machine.sh(&machine.disk.with_extension("backup"), line);
-            assert!(done.status.success() && !done.stderr.contains("WARN"), "{line}: {done:?}");
-        }
+        let backup = machine.disk.with_extension("backup");
+        assert!(machine.sh(&backup, &restore[0]).status.success());
+        machine.correct(&moved);
+        let checked = machine.sh(&backup, &restore[1]);
+        assert!(checked.status.success() && !checked.stderr.contains("WARN"), "{checked:?}");
     }
     assert_eq!(restore[2..], ["sudo systemctl enable --now tunnel-server"]);
-    let servers = machines.each_ref().map(Machine::start);
-    reaches("alice reaches the node at the new servers");
-    edge.assert_running();
-    drop(servers);
+    let mut servers = machines.each_ref().map(Machine::start);
+    name.lead_to(loopback(machines[0].grpc));
+
+    // What was given holds: an invitation, a token of the file, grants.
+    ["node1", "node2"].into_iter().for_each(reaches);
+    // What was revoked stays so.
+    assert!(!bob.connect(&format!("node1:{port}")).status.success());
+    servers[0].wait_for_log_of("user refused", "bob");
+    servers[0].wait_for_log_of("edge refused", "node3");
+    revoked.assert_running();
+    edges.push(node4.join_as_node(&machines[1], "node4"));
+    reaches("node4");
+    edges.iter_mut().for_each(Running::assert_running);
 }
