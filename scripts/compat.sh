@@ -13,6 +13,7 @@
 #
 #   PROFILE=NAME    profile of cargo for both programs (fast)
 #   NEW=PROGRAM     the current program, already built
+#   TUNNEL_TEST_VERSIONS=4-5    versions of the protocol that a debug build of the current program speaks (its own)
 #
 # The program at REV is built once and kept in the cache of the tests.
 set -euo pipefail

@@ -49,8 +49,10 @@ if [[ $all ]]; then
   # The oldest version that the wire must still work with. A clone without its history has no such commit.
   oldest=131d769c
   if git cat-file -e "$oldest^{commit}" 2>/dev/null; then
-    step "sessions with programs of $oldest" env PROFILE=dev NEW="${CARGO_TARGET_DIR:-target}/debug/tunnel" \
-      scripts/compat.sh "$oldest"
+    for versions in 4 4-5; do
+      step "sessions with programs of $oldest, which speak 4, of programs that speak $versions" env PROFILE=dev \
+        NEW="${CARGO_TARGET_DIR:-target}/debug/tunnel" TUNNEL_TEST_VERSIONS=$versions scripts/compat.sh "$oldest"
+    done
   else
     echo "-- sessions with programs of $oldest: left out, as this clone does not have that commit"
   fi

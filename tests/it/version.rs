@@ -17,8 +17,8 @@ async fn a_server_refuses_an_edge_of_another_version() {
     let mut headers = remote::headers("node1", Some(Instance::from_bits(1)));
     headers.insert("tunnel-dialect", HeaderValue::from_static("3"));
     let refused = remote::dial(&place, server.server.bound.grpc, headers, "node1").await.err().unwrap();
-    let expected = "the remote speaks version \"3\" of the protocol, and this program version 4; install the same \
-                    release at both ends";
+    let expected = "the remote speaks version \"3\" of the protocol, and this program version 4; update the end \
+                    with the lower one";
     assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, expected));
     assert_eq!(server.server.metrics.links_rejected.counted("protocol_version"), 1);
     assert!(server.link("node1").is_none());

@@ -73,6 +73,7 @@ mod traces;
 mod tunnel;
 mod users;
 mod vanished;
+mod versions;
 mod web;
 mod workstation;
 mod yurttunnel;

@@ -31,7 +31,8 @@ use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{
-    EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, local_headers, pad, user_agent, websocket,
+    self, EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, local_headers, pad, user_agent,
+    websocket,
 };
 use tunnel_proto::names::{NodeName, UserName};
 
@@ -358,6 +359,7 @@ impl CallHandler {
         if let Err(why) = check(caller.instance()) {
             return self.refuse(Status::unimplemented(why), "plain_dialect");
         }
+        tracing::debug!(remote_addr = %self.from, protocol = hello::version(&parts.headers), "call received");
         let (answer, answered) = oneshot::channel();
         let is_server = matches!(caller, LinkCaller::Peer { .. });
         let server_name = is_server.then(|| EdgeHello::server_name(&parts.headers)).flatten();

@@ -26,7 +26,7 @@ use tunnel_proto::codec::encode;
 use tunnel_proto::codec::extended::heartbeat;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{
-    EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, remote_instance, user_agent, websocket,
+    self, EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, remote_instance, user_agent, websocket,
 };
 use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::printable::printable;
@@ -255,6 +255,7 @@ async fn call<IO: Connection + 'static>(
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let instance = remote_instance(&headers.headers)?;
+    tracing::debug!(server = authority, protocol = hello::version(&headers.headers), "call answered");
     let version = user_agent(&headers.headers);
     let server_name = EdgeHello::server_name(&headers.headers);
     let ends = LinkEndpoints { version, server_name, dialled: true, ..ends };
