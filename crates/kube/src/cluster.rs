@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
+use hyper_rustls::MaybeHttpsStream;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -19,6 +20,7 @@ use kube::{Api, Client, Config, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
+use tokio_util::either::Either;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
@@ -27,6 +29,7 @@ use tunnel_base::silence::unless_silent;
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::Trust;
 use tunnel_proto::names::{Host, Target};
 use tunnel_proto::printable::printable;
 
@@ -65,6 +68,9 @@ pub enum ClusterError {
     Failed(String),
 }
 
+/// A proxy, and the CAs that may prove it if it speaks HTTPS.
+type ProxyTrust = (OutboundProxy, Trust);
+
 /// A callback for the state of what is followed: complete, or why not. It must not block.
 pub type StateReport = Box<dyn Fn(Result<(), String>) + Send + Sync>;
 
@@ -85,19 +91,21 @@ impl Cluster {
 
     /// Returns the proxy to kube-apiserver, as kubectl chooses it: the one in the kubeconfig, otherwise that of the
     /// environment, unless `NO_PROXY` has the host. A service account's kube-apiserver is in the same cluster.
-    fn proxy(&self) -> Result<Option<OutboundProxy>, ClusterError> {
+    fn proxy(&self) -> Result<Option<ProxyTrust>, ClusterError> {
         let Some(file) = &self.kubeconfig else { return Ok(None) };
         let file = Kubeconfig::read_from(file).map_err(|cause| config_error(&cause))?;
         let context =
             file.contexts.iter().find(|context| Some(&context.name) == file.current_context.as_ref());
         let name = context.and_then(|context| context.context.as_ref()).map(|context| &context.cluster);
         let cluster = file.clusters.iter().find(|cluster| Some(&cluster.name) == name);
-        let own = cluster.and_then(|cluster| cluster.cluster.as_ref()?.proxy_url.as_deref());
+        let cluster = cluster.and_then(|cluster| cluster.cluster.as_ref());
+        let own = cluster.and_then(|cluster| cluster.proxy_url.as_deref());
         let proxy = match own.filter(|url| !url.is_empty()) {
             Some(url) => OutboundProxy::new(url, ""),
             None => OutboundProxy::new(&variable("HTTPS_PROXY"), &variable("NO_PROXY")),
         };
-        proxy.map_err(|cause| config_error(&cause))
+        let ca = cluster.and_then(|cluster| cluster.certificate_authority.as_ref()).map(PathBuf::from);
+        Ok(proxy.map_err(|cause| config_error(&cause))?.map(|proxy| (proxy, Trust::Public(ca))))
     }
 
     /// Returns the names and addresses in the URL and in the expected certificate of kube-apiserver. IPv6 addresses are
@@ -241,11 +249,8 @@ fn variable(name: &str) -> String {
 /// # Errors
 ///
 /// Returns [`ClusterError::Config`] if the credentials are invalid.
-pub(crate) fn client(config: Config, proxy: Option<OutboundProxy>) -> Result<Client, ClusterError> {
-    let dials = service_fn(move |to: Uri| {
-        let proxy = proxy.clone();
-        async move { connect(&to, proxy).await.map(TokioIo::new) }
-    });
+pub(crate) fn client(config: Config, proxy: Option<ProxyTrust>) -> Result<Client, ClusterError> {
+    let dials = service_fn(move |to| connect(to, proxy.clone()));
     let https = config.rustls_https_connector_with_connector(dials).map_err(|cause| config_error(&cause))?;
     let mut timed = TimeoutConnector::new(https);
     timed.set_connect_timeout(config.connect_timeout);
@@ -265,29 +270,38 @@ pub(crate) fn client(config: Config, proxy: Option<OutboundProxy>) -> Result<Cli
 }
 
 /// Dials kube-apiserver, or the proxy if it applies.
-async fn connect(to: &Uri, proxy: Option<OutboundProxy>) -> io::Result<TcpStream> {
+async fn connect(to: Uri, proxy: Option<ProxyTrust>) -> io::Result<MaybeHttpsStream<TokioIo<TcpStream>>> {
     let host = to.host().unwrap_or_default().trim_matches(['[', ']']);
     let port = to.port_u16().unwrap_or(if to.scheme_str() == Some("http") { 80 } else { 443 });
     let target = Target { host: host.parse().map_err(io::Error::other)?, port };
-    let proxy = proxy.filter(|proxy| proxy.applies_to(&target));
-    let next = proxy.as_ref().map_or(&target, OutboundProxy::at);
+    let proxy = proxy.filter(|(proxy, _)| proxy.applies_to(&target));
+    let next = proxy.as_ref().map_or(&target, |(proxy, _)| proxy.at());
     let at = match next.host {
         Host::Ip(ip) => vec![(ip, next.port).into()],
         Host::Name(_) => Resolver::system().lookup_target(next).await.map_err(io::Error::other)?,
     };
-    match &proxy {
-        Some(proxy) if proxy.is_encrypted() => Err(io::Error::other(
-            "an https:// proxy serves only links; set http:// or socks5://, or proxy-url of the kubeconfig",
-        )),
-        Some(proxy) => proxy.connect(&at, &target, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other),
-        None => dial(&target.host, &at, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other),
-    }
+    let patience = REQUEST_TIMEOUT / 2;
+    let Some((proxy, trust)) = proxy else {
+        let socket = dial(&target.host, &at, patience).await.map_err(io::Error::other)?;
+        return Ok(TokioIo::new(socket).into());
+    };
+    let socket = proxy.connect(&at, &target, patience).await.map_err(io::Error::other)?;
+    let socket = TokioIo::new(TokioIo::new(socket));
+    let socket = OutboundProxy::encrypted(Some(&proxy), socket, &target, trust, patience).await;
+    socket.map_err(io::Error::other).map(|socket| match socket {
+        Either::Left(socket) => socket.into_inner().into(),
+        Either::Right(tls) => (*tls).into(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use tunnel_net::tls::params::TlsParams;
+    use tunnel_net::tls::testing::TestCa;
+    use tunnel_net::tls::{ClientAuth, TlsServerConfig};
 
     use super::*;
 
@@ -389,6 +403,52 @@ mod tests {
             }
         );
         assert!(request.starts_with("CONNECT apiserver.test:6443 HTTP/1.1\r\n"), "{request}");
+    }
+
+    #[tokio::test]
+    async fn a_proxy_of_https_proves_its_name_by_a_ca_of_the_kubeconfig_before_it_is_asked() {
+        let [ca, other] = ["ca", "other"].map(TestCa::new);
+        let tls = TlsServerConfig {
+            identity: ca.issue("proxy", "127.0.0.1"),
+            clients: ClientAuth::Anonymous,
+            params: TlsParams::default(),
+            alpn: Vec::new(),
+        };
+        let tls = tls.load().unwrap().load().acceptor();
+        let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = proxy.local_addr().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let nodes = async |ca: &TestCa| {
+            let server = format!(
+                "server: 'http://apiserver.test:6443', proxy-url: 'https://me:secret@{at}', certificate-authority: {:?}",
+                ca.ca()
+            );
+            Cluster::of_test(&dir, &server).nodes(None).await
+        };
+        let play = async {
+            let (socket, _) = proxy.accept().await.unwrap();
+            let mut socket = tls.accept(socket).await.ok()?;
+            let mut asked = String::new();
+            for answer in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 403 no\r\nContent-Length: 0\r\n\r\n"] {
+                let mut head = vec![0; 1000];
+                let length = socket.read(&mut head).await.unwrap();
+                asked += &String::from_utf8_lossy(&head[..length]);
+                socket.write_all(answer.as_bytes()).await.unwrap();
+            }
+            Some(asked)
+        };
+        let (asked, refused) = tokio::join!(play, nodes(&ca));
+        let asked = asked.unwrap();
+        assert!(asked.starts_with("CONNECT apiserver.test:6443 HTTP/1.1\r\n"), "{asked}");
+        assert!(
+            asked.contains("Proxy-Authorization: Basic ") && asked.contains("GET /api/v1/nodes"),
+            "{asked}"
+        );
+        assert!(matches!(refused, Err(ClusterError::Forbidden(_))), "{refused:?}");
+        let doubted = async { tls.accept(proxy.accept().await.unwrap().0).await.is_err() };
+        let (doubted, refused) = tokio::join!(doubted, nodes(&other));
+        let refused = refused.unwrap_err().to_string();
+        assert!(doubted && refused.contains(&format!("no TLS with the proxy {at}: ")), "{refused}");
     }
 
     #[test]

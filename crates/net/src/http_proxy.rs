@@ -50,7 +50,7 @@ enum ProxyKind {
 }
 
 /// A connection to a server, directly or through a proxy; with a proxy of HTTPS inside of its TLS.
-pub type ProxiedStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+pub type ProxiedStream<S = TcpStream> = Either<S, Box<TlsStream<S>>>;
 
 /// The error of a proxy's address, or of a connection through it, which its text names. It contains no credentials.
 #[derive(Debug, thiserror::Error)]
@@ -106,11 +106,6 @@ impl OutboundProxy {
         !self.no_proxy.covers(target)
     }
 
-    /// Returns true if the proxy itself speaks HTTPS.
-    pub fn is_encrypted(&self) -> bool {
-        self.kind == ProxyKind::Https
-    }
-
     /// Connects to `target` within `timeout` through the proxy at one of `addresses`; to the proxy itself if that speaks
     /// HTTPS, see [`Self::encrypted`]. Cancel safe.
     pub async fn connect(
@@ -141,14 +136,14 @@ impl OutboundProxy {
 
     /// Asks a proxy of HTTPS for `target` over a connection from [`Self::connect`], once the proxy has proved its name by
     /// `trust`. Without such a proxy it returns the connection. Cancel safe.
-    pub async fn encrypted(
+    pub async fn encrypted<S: Connection>(
         proxy: Option<&Self>,
-        socket: TcpStream,
+        socket: S,
         target: &Target,
         trust: Trust,
         patience: Duration,
-    ) -> Result<ProxiedStream, ProxyError> {
-        let proxy = proxy.filter(|proxy| proxy.is_encrypted() && proxy.applies_to(target));
+    ) -> Result<ProxiedStream<S>, ProxyError> {
+        let proxy = proxy.filter(|proxy| proxy.kind == ProxyKind::Https && proxy.applies_to(target));
         let Some(proxy) = proxy else { return Ok(Either::Left(socket)) };
         let failed = |cause: String| ProxyError(format!("no TLS with the proxy {}: {cause}", proxy.at));
         let name = server_name(&proxy.at.host.to_string()).map_err(failed)?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use futures_util::FutureExt as _;
+use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -135,6 +136,13 @@ impl<A: Connection, B: Connection> Connection for Either<A, B> {
             Self::Left(one) => one.tcp(),
             Self::Right(other) => other.tcp(),
         }
+    }
+}
+
+/// A stream of hyper's.
+impl<T: Connection> Connection for TokioIo<TokioIo<T>> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.inner().inner().tcp()
     }
 }
 
