@@ -37,7 +37,7 @@ use crate::acceptor::target_dialer::{DirectDialer, TargetDialer, TargetDialerRol
 use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::page::PageViewers;
-use crate::admin::readiness::Readiness;
+use crate::admin::readiness::{RESTART_CONDITION, Readiness};
 use crate::admin::server::{ServerAdmin, end_parked};
 use crate::admin::status::collect::WallClock;
 use crate::admin::{self, AdminContext};
@@ -46,7 +46,7 @@ use crate::admission::heads::PendingLimits;
 use crate::admission::{self, AccessPolicy, ClientKey, ListenerContext};
 use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
-use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
+use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed, waits};
 use crate::config::server::{LinkListenerConfig, MEMORY, SessionConfig, clients};
 use crate::enrolment::OpenedEnrolments;
 use crate::listener::{ListenerDeps, connect};
@@ -316,9 +316,18 @@ impl Server {
             };
             apply.boxed()
         };
-        let ServerContext { watcher, drains, admin, .. } = &*self.context;
-        let read =
-            config.follow((ServerConfig::examine, ServerConfig::plan), watcher, &drains.links, apply, |_| ());
+        let ServerContext { watcher, drains, admin, readiness, .. } = &*self.context;
+        let readiness = readiness.clone();
+        let applied = move |_: Option<&str>, waiting: &BTreeSet<String>| {
+            readiness.set_degraded(RESTART_CONDITION, waits(waiting));
+        };
+        let read = config.follow(
+            (ServerConfig::examine, ServerConfig::plan),
+            watcher,
+            &drains.links,
+            apply,
+            applied,
+        );
         let read = Arc::new(read);
         let Some(admin) = admin.get() else { return };
         let context = self.context.clone();

@@ -15,6 +15,8 @@ pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ReadinessState>>>);
 pub(crate) const DNS_CONDITION: &str = "dns";
 /// Condition: the listeners of the changed config are open, and its files read.
 pub(crate) const LISTENERS_CONDITION: &str = "listeners";
+/// Condition: no change of the config waits for a restart. Set once the config is followed.
+pub(crate) const RESTART_CONDITION: &str = "restart";
 /// Condition: the process is not stopping. It is set only when it stops.
 pub(crate) const DRAINING_CONDITION: &str = "draining";
 

@@ -167,6 +167,11 @@ pub async fn diff(
         Some((plan, socket)) => (plan, format!("the running server at {}", socket.display())),
         None => {
             let old = ConfigFileArgs { file: old, kubeconfig: None }.read()?;
+            if old.path.canonicalize().ok() == new.path.canonicalize().ok() {
+                return Err(CommandError::usage(
+                    "no server runs here to compare with, and this is the same file; name an earlier copy: --diff=OLD",
+                ));
+            }
             let with = old.path.display().to_string();
             (compare(&old, new, env)?, with)
         }

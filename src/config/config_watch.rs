@@ -44,8 +44,8 @@ pub(crate) type ConfigReader<T> = (fn(&str, &Environment) -> ParsedConfig<T>, fn
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`, with the plan. A file
     /// with errors changes nothing. If `apply` fails, it has applied what it could; it is called again when the file
-    /// changes, or a reload is requested. `keep` gets the text of each version of the
-    /// file that was applied without an error, even if a key waits for a restart.
+    /// changes, or a reload is requested. `applied` gets the text of each version of the file that was applied without
+    /// an error, and each time the tables that wait for a restart, also by earlier changes.
     ///
     /// Returns a function from another text to its config, with the plan for it. Its error is that of the text.
     pub fn follow<T, A, F>(
@@ -54,12 +54,12 @@ impl ConfigFile {
         files: &FileWatcher,
         drain: &Drain,
         apply: A,
-        keep: F,
+        applied: F,
     ) -> impl Fn(&str) -> Result<(Arc<T>, ConfigPlan), String> + Send + Sync + use<T, A, F>
     where
         T: Send + Sync + 'static,
         A: Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send + 'static,
-        F: Fn(&str) + Send + 'static,
+        F: Fn(Option<&str>, &BTreeSet<String>) + Send + 'static,
     {
         let Self { path, text, environment, copy: _ } = self;
         // From the text of the start: if the file differs, that is the first change to plan. A start from the last good
@@ -84,15 +84,17 @@ impl ConfigFile {
             config.map_err(|errors| format!("{}: {}", at.display(), errors.to_string().replace('\n', "; ")))
         });
         files.watch("config", &config);
-        let following = follow(config, plan, started, running.clone(), apply, is_in_file, keep);
+        let following = follow(config, plan, started.clone(), running.clone(), apply, is_in_file, applied);
         let draining = drain.clone();
         drain.spawn(info_span!("config"), async move {
             draining.run_until(following).await;
         });
         move |text: &str| {
             let config = read(text).map_err(|errors| errors.to_string())?;
-            let planned = plan(&running.load(), &config.settings).spelled(&config.spelling);
-            Ok((config.settings, planned))
+            let mut planned = plan(&running.load(), &config.settings);
+            // An earlier change may still wait.
+            planned.restart.extend(plan(&started, &config.settings).restart);
+            Ok((config.settings, planned.spelled(&config.spelling)))
         }
     }
 }
@@ -105,12 +107,13 @@ async fn follow<T: Send + Sync + 'static>(
     running: Arc<ArcSwap<T>>,
     apply: impl Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send,
     mut is_in_file: bool,
-    keep: impl Fn(&str) + Send,
+    report: impl Fn(Option<&str>, &BTreeSet<String>) + Send,
 ) {
     let mut changes = config.changes();
     let mut requests = requests();
     let mut failed = false;
     let mut opened = BTreeSet::new();
+    let mut waiting = BTreeSet::new();
     loop {
         let LoadedConfig { settings, warnings, spelling, text } = &*config.load();
         let planned = plan(&running.load(), settings).spelled(spelling);
@@ -124,20 +127,15 @@ async fn follow<T: Send + Sync + 'static>(
             failed = applied.is_err();
             tell_warnings(warnings);
             tell_failures(applied, spelling);
-            if !changed.is_empty() {
-                // All of them: an earlier change may still wait.
-                let mut waiting = plan(&started, settings).spelled(spelling).restart;
-                // What a reload has opened is not as at the start.
-                waiting.extend(changed.into_iter().filter(|key| opened.contains(key)));
-                if !waiting.is_empty() {
-                    warn!(keys = shown(&waiting), "config changed; restart to apply");
-                }
+            // All of them: an earlier change may still wait. What a reload has opened is not as at the start.
+            waiting = plan(&started, settings).spelled(spelling).restart;
+            waiting.extend(changed.iter().filter(|key| opened.contains(*key)).cloned());
+            if !changed.is_empty() && !waiting.is_empty() {
+                warn!(keys = shown(&waiting), "config changed; restart to apply");
             }
         }
         // Also if a key waits for a restart: what is kept must not bring back rights that this config has taken away.
-        if is_in_file && !failed {
-            keep(text);
-        }
+        report((is_in_file && !failed).then_some(text), &waiting);
         is_in_file = true;
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },

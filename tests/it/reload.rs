@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tunnel::command::Format;
+use tunnel::command::config::{ConfigFileArgs, diff};
 use tunnel::config::Environment;
 use tunnel::config::config_watch::ConfigFile;
 use tunnel::server::Server;
@@ -105,6 +107,32 @@ async fn a_reload_opens_a_listener_and_opens_it_again_without_ending_its_session
     };
     let (drained, ()) = tokio::join!(server.shutdown(std::future::pending()), echoed);
     assert_eq!(drained, Drained::Finished);
+}
+
+#[tokio::test]
+async fn a_change_that_waits_for_a_restart_is_reported_until_it_is_taken_back() {
+    let place = TestDir::new();
+    let (lines, _guard) = LogLines::start();
+    let socket = place.path().join("admin.sock");
+    let admin = format!("[server.admin]\nlisten = \"unix:{}\"\n", socket.display());
+    let followed = Followed::start(&place, &admin);
+    let change = format!("{admin}[server.session]\nmax_sessions = 7\n");
+    followed.reload(&lines, &change, "restart to apply").await;
+    let is_ready = |expected| {
+        let at = followed.server.server.bound.log;
+        async move { while get(at, "/readyz").await.body != expected {} }
+    };
+    let waiting = "restart: restart to apply changes of server.session\n";
+    assert_eventually("the condition", is_ready(waiting)).await;
+    let plan = async || {
+        let file = ConfigFileArgs { file: Some(followed.file.clone()), kubeconfig: None };
+        diff(&file.read().unwrap(), None, &Environment::default(), Format::Text).await.unwrap()
+    };
+    assert!(plan().await.ends_with("\nrestart: changes server.session\n"), "it still waits");
+    std::fs::write(&followed.file, place.cloud(&admin)).unwrap();
+    reload_now();
+    assert_eventually("no condition", is_ready("ok\n")).await;
+    assert!(plan().await.starts_with("no change compared with the running server"));
 }
 
 #[tokio::test]
