@@ -4,11 +4,13 @@ pub mod config;
 pub(crate) mod edge_files;
 pub mod http_proxy;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -22,7 +24,7 @@ use crate::acceptor::SessionAcceptor;
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::config_plan::ConfigPlanner;
-use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
+use crate::admin::readiness::{DRAINING_CONDITION, RESTART_CONDITION, Readiness};
 use crate::admin::status::collect::WallClock;
 use crate::admin::{self, AdminContext};
 use crate::admission::access::AccessPolicies;
@@ -32,7 +34,7 @@ use crate::admission::http_proxy::{HttpProxyProtocol, NAME as PROXY};
 use crate::admission::{self, AccessPolicy, ListenerContext, client_handler};
 use crate::config::config_watch::ConfigFile;
 use crate::config::edge::MEMORY;
-use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
+use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed, waits};
 use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
 use crate::edge::http_proxy::{EdgeProxyConfig, KEY as PROXY_KEY};
@@ -95,6 +97,7 @@ pub struct Edge {
     proxy: Arc<Mutex<EdgeProxy>>,
     judged: JudgedSessions,
     readiness: Readiness,
+    is_last_good: Arc<AtomicBool>,
     files: FileWatcher,
     uplinks: Arc<Uplinks>,
     sessions: Drain,
@@ -173,7 +176,7 @@ impl Edge {
         policies.watch(&edge.files);
         if settings.is_last_good {
             let why = "the config file has errors, so this edge has started from its last good copy; run `tunnel config check`, \
-                       correct the file and restart";
+                       correct the file";
             edge.readiness.set_degraded(CONFIG_CONDITION, Err(why.to_owned()));
         }
         let level_at_ports = settings.uplink.ports.sets_level;
@@ -225,8 +228,11 @@ impl Edge {
         let keep_applied = {
             let copy = config.copy.clone();
             let readiness = readiness.clone();
-            move |text: &str| {
-                if readiness.trouble(CONFIG_CONDITION).is_some() {
+            let is_last_good = self.is_last_good.clone();
+            move |text: Option<&str>, waiting: &BTreeSet<String>| {
+                readiness.set_degraded(RESTART_CONDITION, waits(waiting));
+                let Some(text) = text else { return };
+                if is_last_good.swap(false, Relaxed) {
                     readiness.set_degraded(CONFIG_CONDITION, Ok(()));
                 }
                 copy.iter().for_each(|copy| keep(copy, text));
@@ -268,7 +274,7 @@ impl Edge {
 
     /// Creates the core, before any task is started.
     fn new(
-        Settings { uplink, session, allow, .. }: &Settings,
+        Settings { uplink, session, allow, is_last_good, .. }: &Settings,
         ports: &admin::AdminListeners,
         proxy: Option<SocketAddr>,
         pool: BufferPool,
@@ -321,6 +327,7 @@ impl Edge {
             proxy: Arc::new(Mutex::new(EdgeProxy { node: uplink.node.clone(), context, open: None })),
             judged,
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
+            is_last_good: Arc::new(AtomicBool::new(*is_last_good)),
             files: FileWatcher::new(&links),
             uplinks,
             sessions,
@@ -332,7 +339,7 @@ impl Edge {
 
     /// Creates the reconnector, which keeps a link to a server and serves incoming sessions.
     fn reconnector(&self, settings: Settings, files: LoadedEdgeFiles, pool: BufferPool) -> Arc<Reconnector> {
-        let Settings { uplink, session, own, csr, is_last_good, .. } = settings;
+        let Settings { uplink, session, own, csr, .. } = settings;
         let LoadedEdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.files);
         let dialer = TargetDialer {
@@ -352,7 +359,7 @@ impl Edge {
             SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), judged, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
-            is_last_good,
+            is_last_good: self.is_last_good.clone(),
             user: None,
             servers,
             tokens,

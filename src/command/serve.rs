@@ -166,7 +166,7 @@ fn copy_of(config: &Path, environment: &Environment) -> Option<PathBuf> {
     let directory = environment.state_dir.as_ref()?;
     // Several edges of a machine may share the directory.
     let config = std::path::absolute(config).ok()?;
-    let name = config.to_str()?.trim_start_matches('/').replace('/', "-");
+    let name = config.to_str()?.trim_start_matches('/').replace('-', "--").replace('/', "-");
     Some(directory.join(name + ".last-good"))
 }
 

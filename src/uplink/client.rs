@@ -226,7 +226,7 @@ fn dialer(config: UserLinkConfig, link_context: LinkContext, pool: BufferPool) -
     let servers = servers.iter().map(address).collect::<Result<_, _>>()?;
     Ok(LinkDialer {
         node: NodeName::none(),
-        is_last_good: false,
+        is_last_good: Arc::default(),
         user: Some(UserIdentity { name, device }),
         servers,
         tokens,

@@ -56,8 +56,8 @@ use tunnel_proto::names::{DeviceName, Host, NodeName, Target, UserName};
 pub(crate) struct LinkDialer {
     /// The edge's node; [`NodeName::none`] of a user's program.
     pub(crate) node: NodeName,
-    /// Whether the edge runs with the last good copy of its config.
-    pub(crate) is_last_good: bool,
+    /// Whether the edge runs with the last good copy of its config. The next link tells when it no longer does.
+    pub(crate) is_last_good: Arc<AtomicBool>,
     /// The user; `None` at an edge.
     pub(crate) user: Option<UserIdentity>,
     /// Servers in order of preference, at least one.
@@ -390,7 +390,7 @@ impl LinkDialer {
         let Some(UserIdentity { name, device }) = &self.user else {
             let mut metadata = EdgeHello::edge_request(&self.node, token, instance);
             EdgeHello::with_purpose(&mut metadata, purpose);
-            if self.is_last_good {
+            if self.is_last_good.load(Relaxed) {
                 EdgeHello::with_last_good_config(&mut metadata);
             }
             return metadata;

@@ -63,7 +63,9 @@ fn an_edge_with_a_bad_config_starts_from_its_last_good_copy() {
     let mut edge = start(&good);
     edge.wait_for_answer(log_port, "/readyz", "ok");
     let file = place.path().join("edge.toml");
-    let copy = state.join(file.to_str().unwrap().trim_start_matches('/').replace('/', "-") + ".last-good");
+    let copy = state.join(
+        file.to_str().unwrap().trim_start_matches('/').replace('-', "--").replace('/', "-") + ".last-good",
+    );
     wait_until("the copy is kept", TIMEOUT, || std::fs::read_to_string(&copy).is_ok_and(|kept| kept == good));
     assert_eq!(std::fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
     edge.terminate();
