@@ -87,6 +87,9 @@ pub struct Reach {
     pub nodes: Vec<String>,
     /// Ports; none is all.
     pub ports: Vec<u16>,
+    /// Whether a pattern with '*' also covers nodes that came by a join key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub with_join_keys: Option<bool>,
     /// End of the right; absent if nothing ends it but a change of the servers' config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
@@ -109,18 +112,21 @@ impl LinkedUser {
     pub(super) fn whoami(&self, now: f64) -> WhoamiResponse {
         let UserDevice { user, device } = &self.device;
         let from = self.from.ip();
-        let reach = |nodes: Option<&Vec<_>>, ports: &Option<Vec<ConfigPort<1>>>, until: u64| Reach {
+        let reach = |nodes: Option<&Vec<_>>, ports: &Option<Vec<ConfigPort<1>>>, keys, until: u64| Reach {
             nodes: match nodes {
                 Some(globs) => globs.iter().map(NodeGlob::to_string).collect(),
                 None => vec!["*".to_owned()],
             },
             ports: ports.iter().flatten().map(|port| port.0).collect(),
+            with_join_keys: Some(keys),
             until: Some(until).filter(|end| *end < FOR_EVER),
         };
         let rules = self.rights.rules.of(user.as_str(), from);
-        let rules = rules.map(|Rule { nodes, ports, .. }| reach(nodes.as_ref(), ports, FOR_EVER));
+        let rules = rules.map(|Rule { nodes, ports, .. }| reach(nodes.as_ref(), ports, true, FOR_EVER));
         let grants = self.rights.permitted(user.as_str(), from, unix_time::now());
-        let grants = grants.iter().map(|grant| reach(Some(&grant.nodes), &grant.ports, grant.until));
+        let grants = grants
+            .iter()
+            .map(|grant| reach(Some(&grant.nodes), &grant.ports, grant.with_join_keys, grant.until));
         WhoamiResponse {
             now,
             user: user.to_string(),

@@ -44,11 +44,12 @@ pub async fn whoami(args: WhoamiArgs, env: &Environment) -> CommandResult {
 
 fn text(who: &WhoamiResponse) -> String {
     let left = |until: Option<u64>| until.map_or("-".to_owned(), |until| duration(until as f64 - who.now));
-    let mut table = Table::new(&["MAY REACH", "PORTS", "ENDS IN"]);
+    let mut table = Table::new(&["MAY REACH", "PORTS", "JOIN KEYS", "ENDS IN"]);
     for one in &who.reach {
         let ports: Vec<_> = one.ports.iter().map(u16::to_string).collect();
         let ports = if ports.is_empty() { "all".to_owned() } else { ports.join(" ") };
-        table.row(vec![clean(&one.nodes.join(" ")), ports, left(one.until)]);
+        let keys = one.with_join_keys.map_or("-", |all| if all { "yes" } else { "no" }).to_owned();
+        table.row(vec![clean(&one.nodes.join(" ")), ports, keys, left(one.until)]);
     }
     let admin = if who.is_admin { ", an admin" } else { "" };
     let name = clean(&format!("user {}, device {}{admin}", who.user, who.device));

@@ -184,8 +184,8 @@ pub(super) fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'st
         ),
         ErrorCode::Overloaded => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment, or raise the limit there: buffer_memory of [edge.session] in the config of the node's edge, \
-             max_sessions or buffer_memory of [server.session] at a server, or open files (LimitNOFILE)",
+            "try again in a moment; if a limit was reached, raise it: buffer_memory of [edge.session] in the config of the \
+             node's edge, max_sessions or buffer_memory of [server.session] at a server, or open files (LimitNOFILE)",
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,
@@ -207,8 +207,8 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
     let (status, name, next) = refused(refusal);
     let next = match refusal.code {
         ErrorCode::NotAllowed => {
-            "ask an operator of the servers: a grant or a rule must let you reach the node and the port, and [edge.allow] \
-             of the node its target; `tunnel nodes` lists the names of your nodes; a revoked device needs a new invitation"
+            "ask an operator of the servers: a grant or a rule must let you reach the node and the port (nodes that came by a \
+             join key only with --with-join-keys, see `tunnel whoami`), and [edge.allow] of the node its target; `tunnel nodes` lists the names of your nodes; a revoked device needs a new invitation"
         }
         ErrorCode::TargetUnreachable => {
             "check the node's name (`tunnel nodes` lists the names), that `tunnel edge` runs on that node and what it logs about its \
