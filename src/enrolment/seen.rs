@@ -98,11 +98,8 @@ impl SeenMachines {
             one.keep = keep.unwrap_or(one.keep);
             self.machines.insert(name.clone(), one);
         }
-        // A text that was never written stays so without machines.
-        if self.written > 0 || !self.machines.is_empty() {
-            // The clocks of servers differ a little. One that is wrong must not stop the time for long.
-            self.written = self.written.clamp(now, now.saturating_add(MAX_STEP));
-        }
+        // The clocks of servers differ a little. One that is wrong must not stop the time for long.
+        self.written = self.written.clamp(now, now.saturating_add(MAX_STEP));
     }
 
     /// Returns the devices that were not used for [`UNUSED`], the longest first.
@@ -193,11 +190,17 @@ impl SharedEnrolments {
     /// Notes uses every hour until draining starts. Calls `report` with the result, and how many devices end soon.
     pub(crate) async fn follow_uses(&self, report: impl Fn(Result<(), String>, usize), drain: Drain) {
         let mut noted = self.seen.read_store().await;
+        if noted.is_ok() && self.seen.known().seen.written == 0 {
+            // From now on it is known when machines join.
+            noted = self.note_uses(unix_time::now()).await;
+        }
         loop {
             report(noted, self.seen.known().seen.ending());
             let pause = INTERVAL.mul_f64(1.0 + rand::random::<f64>() / 10.0);
             let due = timeout(pause, self.seen_ending.notified());
             if drain.run_until(due).await.is_none() {
+                // The next process does not know when this one has seen machines.
+                let _ = timeout(AT_STOP, self.note_uses(unix_time::now())).await;
                 return;
             }
             noted = self.note_uses(unix_time::now()).await;
@@ -226,6 +229,9 @@ const WARNING: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Least interval between two writes, unless a device links that would end soon.
 const INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Timeout for the last write.
+const AT_STOP: Duration = Duration::from_secs(2);
 
 /// The time in seconds that counts between two writes, at most.
 const MAX_STEP: u64 = 2 * 3600;

@@ -524,3 +524,23 @@ async fn a_device_that_would_end_soon_is_noted_as_soon_as_it_links_and_others_wi
         assert_eq!(reports.lock()[0], (Ok(()), usize::from(unused > 76 * 86400)));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_first_server_notes_when_machines_join_and_at_its_end_when_it_has_seen_them() {
+    let place = tempfile::tempdir().unwrap();
+    let server = servers(place.path(), 1).remove(0);
+    let drain = Drain::default();
+    let joins = async {
+        while !place.path().join("enrolled.seen").exists() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let code = server.invite(&node(), None, HOUR, false, "test").await.unwrap().code;
+        join(&server, &code.secret(), name().as_str(), &token(1)).await.unwrap();
+        drop(server.linked(name().to_string()));
+        drain.start();
+    };
+    tokio::join!(server.follow_uses(|_, _| (), drain.clone()), joins);
+    let next = servers(place.path(), 1).remove(0);
+    let listed = next.list().await.unwrap().remove(0);
+    assert!(listed.joined_at.is_some() && listed.last_seen.is_some(), "{listed:?}");
+}
