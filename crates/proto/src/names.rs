@@ -76,7 +76,7 @@ pub struct Target {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Not a DNS-like name of letters, digits, `-`, `_` and `.`.
-    #[error("{0:?} is not a name; expected 1 to 253 letters, digits, '-', '_' or '.'")]
+    #[error("{0:?} is not a name; expected 1 to 253 letters, digits, '-', '_' or '.', the first not '-'")]
     Name(String),
     /// Not a user's name.
     #[error(
@@ -253,6 +253,8 @@ impl FromStr for NodeName {
             _ if Self::placeholder(text).is_some() || is_loopback_name(text) => {
                 Err(NameError::Reserved(text.to_owned()))
             }
+            // ssh and others would take it for an option.
+            _ if text.starts_with('-') => Err(NameError::Name(excerpt(text))),
             _ => Ok(Self(text.into())),
         }
     }
@@ -506,6 +508,7 @@ mod tests {
 
     #[test]
     fn reserved_words_and_special_addresses_are_refused_as_node_names() {
+        assert!(matches!("-node".parse::<NodeName>(), Err(NameError::Name(_))), "an option of a command");
         for text in ["default", "Default", "-", "pod", "POD"] {
             assert_eq!(text.parse::<NodeName>(), Err(NameError::Reserved(text.to_owned())), "{text}");
             assert!(NodeName::placeholder(text).is_some(), "{text}");
@@ -516,7 +519,7 @@ mod tests {
         for text in ["127.0.0.1", "0.0.0.0", "0.1.2.3", "169.254.169.254", "224.0.0.1", "255.255.255.255"] {
             assert_eq!(text.parse::<NodeName>(), Err(NameError::Address(text.to_owned())), "{text}");
         }
-        for text in ["defaults", "pod1", "--", "node-", "192.168.4.33", "node-7.9", "1", "localhost-7"] {
+        for text in ["defaults", "pod1", "a--", "node-", "192.168.4.33", "node-7.9", "1", "localhost-7"] {
             assert_eq!(text.parse::<NodeName>().unwrap().as_str(), text);
         }
     }
