@@ -5,6 +5,8 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use crate::files::with_suffix;
 use crate::logging::LogError;
 use crate::logging::dropped_lines::DroppedLines;
@@ -35,7 +37,9 @@ impl OpenLogFile {
     /// Opens a file for appending. Only its owner may read it: log lines name clients, nodes and targets.
     fn open(path: &Path) -> io::Result<Self> {
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+        // A FIFO that no program reads must not block the log.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
         let id = id_of(&file.metadata()?);
         Ok(Self { file, id, torn: false })
     }
@@ -264,6 +268,14 @@ mod tests {
         fs::remove_dir(&path).unwrap();
         file.write_all(b"six\n").unwrap();
         assert_eq!((text(&path), dropped.trouble(), dropped.count()), ("six\n".into(), None, 1));
+    }
+
+    #[test]
+    fn a_fifo_that_no_program_reads_is_an_error_and_blocks_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(LogFile::open(path, "--audit-file", None, DroppedLines::default()).is_err());
     }
 
     #[test]
