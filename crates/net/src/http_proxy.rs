@@ -126,7 +126,7 @@ impl OutboundProxy {
                 ProxyKind::Socks5 => self.pass_socks(socket, target).await.map_err(|cause| {
                     ProxyError(format!(
                         "the proxy {at} did not connect to {target}: {cause}; check the user and password in \
-                         HTTPS_PROXY, and allow the target there, or add it to NO_PROXY"
+                         HTTPS_PROXY (240 bytes together at most), and allow the target there, or add it to NO_PROXY"
                     ))
                 }),
             }
@@ -171,7 +171,7 @@ impl OutboundProxy {
         let status = status
             .map_err(|cause| ProxyError(format!("the connection to the proxy {at} failed: {cause}")))?;
         match status.split_ascii_whitespace().nth(1) {
-            Some("200") => Ok(()),
+            Some(code) if code.starts_with('2') => Ok(()),
             Some("407") => Err(ProxyError(format!(
                 "the proxy {at} requires credentials; set HTTPS_PROXY with user:password@ before the host"
             ))),
@@ -204,12 +204,21 @@ impl OutboundProxy {
             "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: tunnel\r\n{authorization}\r\n"
         );
         socket.write_all(head.as_bytes()).await?;
-        let mut head = Vec::new();
-        if !read_until(socket, &mut head, b"\r\n\r\n", MAX_HEAD).await? {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the header of the response is too long"));
-        }
-        let line =
-            String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
+        let line = loop {
+            let mut head = Vec::new();
+            if !read_until(socket, &mut head, b"\r\n\r\n", MAX_HEAD).await? {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the header of the response is too long",
+                ));
+            }
+            let line =
+                String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
+            // The final response follows an interim one (RFC 9110, section 15.2).
+            if !line.split_ascii_whitespace().nth(1).is_some_and(|code| code.starts_with('1')) {
+                break line;
+            }
+        };
         if line.starts_with("HTTP/1.") {
             Ok(printable(&line))
         } else {

@@ -37,7 +37,8 @@ async fn connect_via_proxy(credentials: &str, answer: &str) -> (String, Result<T
 
 #[tokio::test]
 async fn connect_with_credentials_reaches_the_target() {
-    let (head, way) = connect_via_proxy("me%40home:p%3A%zz@", "HTTP/1.1 200 OK\r\nVia: x\r\n\r\nhello").await;
+    let answer = "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 201 Created\r\nVia: x\r\n\r\nhello";
+    let (head, way) = connect_via_proxy("me%40home:p%3A%zz@", answer).await;
     let expected = format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode("me@home:p:%zz"));
     assert!(
         head.starts_with("CONNECT tunnel.cloud.io:9000 HTTP/1.1\r\nHost: tunnel.cloud.io:9000\r\n"),
