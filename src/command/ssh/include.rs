@@ -30,18 +30,19 @@ pub(super) fn set(env: &Environment, block: Option<&str>) -> CommandResult {
     }
     if let Some(block) = block {
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed)?;
-        files::replace(&own, 0o600, format!("{HEADER}{block}").as_bytes(), |_| Ok(())).map_err(failed)?;
+        // First what may fail. ssh ignores an Include of a file that does not exist.
         include(&config, true)?;
+        files::replace(&own, 0o600, format!("{HEADER}{block}").as_bytes(), |_| Ok(())).map_err(failed)?;
         return Ok(format!(
             "wrote {} and its Include in {}; --remove undoes it\n",
             own.display(),
             config.display()
         ));
     }
-    include(&config, false)?;
     if !is_none {
         fs::remove_file(&own).map_err(failed)?;
     }
+    include(&config, false)?;
     // An empty folder has the same effect as none.
     let _ = fs::remove_dir(&dir);
     Ok(format!("{} and its Include in {} are removed\n", own.display(), config.display()))
@@ -54,7 +55,7 @@ fn include(config: &Path, is_wanted: bool) -> CommandResult<()> {
         return if is_wanted { files::create_private(config, INCLUDE).map_err(failed) } else { Ok(()) };
     }
     let edit = FileEdit::start(config)?;
-    let rest = edit.text.replace(INCLUDE, "");
+    let rest = edit.text.replace(INCLUDE, "").replace(&INCLUDE.replace('\n', "\r\n"), "");
     let text = if is_wanted && !is_included(&rest) { format!("{INCLUDE}{rest}") } else { rest };
     match text.as_str() {
         same if same == edit.text => Ok(()),
