@@ -110,8 +110,8 @@ pub struct SigningCaArgs {
 impl SigningCaArgs {
     fn authority(&self) -> CommandResult<CertificateAuthority> {
         let path = |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| self.dir.join(name));
-        let authority =
-            read_authority("--ca-cert", &path(&self.ca_cert, "ca.crt"), &path(&self.ca_key, "ca.key"))?;
+        let flag = if self.ca_cert.is_some() { "--ca-cert" } else { "--dir" };
+        let authority = read_authority(flag, &path(&self.ca_cert, "ca.crt"), &path(&self.ca_key, "ca.key"))?;
         Ok(authority.signing_for(DAY * self.days))
     }
 }

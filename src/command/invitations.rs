@@ -261,12 +261,12 @@ async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> CommandRes
                 ),
                 Invitee::User(user) => format!(
                     "{choice}revoked, with the grants that {user} has and has given; the links of {user} close within \
-                     2 s\nRules that name {user} remain in the servers' config. They apply again if somebody joins by \
-                     another invitation for {user}.\n"
+                     2 s\nrules of the servers' config that name {user} remain, if there are any, for who joins by \
+                     another invitation for {user}\n"
                 ),
                 Invitee::Device(UserDevice { user, device }) => format!(
-                    "{choice}revoked; the links of {user}'s {device} close within 2 s\nan open invitation for {user} \
-                     remains: tunnel invitations revoke --user {user} ends it, with all devices\nto add it again, \
+                    "{choice}revoked; the links of {user}'s {device} close within 2 s\nopen invitations for {user} \
+                     remain, if there are any (tunnel invitations list)\nto add it again, \
                      here:\n  tunnel invite --user {user}\nand there, before the command that invite prints:\n  \
                      cd ~/.config/tunnel && mv -t $(mktemp -d old.XXXX) client.toml ca.crt\n"
                 ),

@@ -116,7 +116,8 @@ pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Comman
             node::join(args, &code, invitee, env).await
         }
         (node @ (Invitee::Node(_) | Invitee::Nodes(_)), true) => Err(CommandError::usage(format!(
-            "--user: the invitation is for node {node}; leave --user out, or ask for `tunnel invite --user`"
+            "--user: the invitation is for node {node}, or its last character is missing, a slash; leave --user out, or ask for \
+             `tunnel invite --user`"
         ))),
         (Invitee::User(user) | Invitee::Device(UserDevice { user, .. }), _) => {
             Err(CommandError::usage(format!(
