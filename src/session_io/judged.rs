@@ -196,11 +196,17 @@ impl JudgedSessions {
     ) -> Result<(), String> {
         let Some((id, node)) = subject.id.zip(subject.node.clone()) else { return Ok(()) };
         self.check_parked(id)?;
-        // Only what it was remains: she may resume it in another network, or with a newer certificate.
-        let known = self.0.parked.lock().get(&id).map(|(_, one)| one.0.subject.clone());
-        let judged = self.add(known.unwrap_or(subject), judge)?;
         // In its node's share: a node may name any user.
         let source = format!("node {node}").into();
+        // Only what it was remains: she may resume it in another network, or with a newer certificate.
+        let known = self.0.parked.lock().get(&id).map(|(_, one)| one.0.subject.clone());
+        if known.is_none() {
+            self.forget_parked();
+            if self.0.parked.lock().count(&source) >= MAX_PARKED_OF_NODE {
+                return Ok(());
+            }
+        }
+        let judged = self.add(known.unwrap_or(subject), judge)?;
         self.0.parked.lock().insert(&source, id, (until, judged), Instant::now());
         Ok(())
     }
@@ -358,6 +364,8 @@ impl Drop for Inner {
 const BATCH: usize = 64;
 /// Maximum number of parked sessions; the user with most of them loses the oldest.
 const MAX_PARKED: usize = 8192;
+/// Maximum number of parked sessions that are listed because their node names them. It keeps half as many at once.
+const MAX_PARKED_OF_NODE: usize = 64;
 /// How long beyond its time a parked session that was ended is kept: the most that a node may keep it.
 const MAX_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// How often the time is compared, while sessions end with a certificate.

@@ -326,6 +326,9 @@ async fn a_change_ends_no_session_that_was_ended_or_has_resumed_elsewhere() {
     assert_eq!(ended(), Some(1), "another judge");
     advance(Duration::from_secs(61)).await;
     assert_eq!(ended(), Some(1));
+    let until = Instant::now() + Duration::from_secs(60);
+    (10..1000).for_each(|n| judged.list_parked(subject(n), until, judge).unwrap());
+    assert_eq!(ended(), Some(1 + 64), "a node names no more");
 }
 
 #[tokio::test(start_paused = true)]
