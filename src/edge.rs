@@ -281,10 +281,11 @@ impl Edge {
     ) -> Self {
         let metrics = Metrics::edge();
         let memory = memory(session.memory_limit);
+        let shared = memory.saturating_sub(BASE_MEMORY).max(memory / 2);
         let limits = SessionLimits {
             windows: WINDOWS,
-            memory: session.buffer_memory.unwrap_or(MEMORY.min(memory / 5)),
-            sessions: MAX_SESSIONS.min(memory / 5 / SESSION_MEMORY),
+            memory: session.buffer_memory.unwrap_or(MEMORY.min(shared / 5)),
+            sessions: MAX_SESSIONS.min(shared / 5 / SESSION_MEMORY),
             resume_timeout: session.resume_timeout,
             max_resume_timeout: session.max_resume_timeout,
         };
@@ -500,6 +501,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Receive windows of an edge's sessions. They start large, because targets on loopback or in the same network read
 /// fast. The maximum, like a server's, allows 100 Mbit/s at 300 ms.
 const WINDOWS: WindowLimits = WindowLimits { start: 32 * 1024, max: 4 << 20 };
+/// Memory that sessions do not share: of an idle edge, of buffers that are kept for later, and of fragments.
+const BASE_MEMORY: usize = 14 << 20;
 /// Maximum number of concurrent sessions. Each costs a few KiB, and servers have their own limit.
 const MAX_SESSIONS: usize = 20_000;
 

@@ -160,8 +160,8 @@ pub struct EdgeSessionConfig {
     #[serde(with = "Millis::<0, DAY>")]
     #[educe(Default = config::DRAIN_TIMEOUT)]
     pub drain_timeout: Duration,
-    /// Maximum number of bytes that sessions may reserve for incoming data. Default: a fifth of the memory limit, at
-    /// most 12MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
+    /// Maximum number of bytes that sessions may reserve for incoming data. Default: a fifth of the memory limit
+    /// without 14MiB, at most 12MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
     /// programs of SuperEdge. The metrics tunnel_buffer_bytes and tunnel_buffer_limit_bytes
     /// report each. If it is used up, the client with most sessions here loses sessions to other clients.
     ///

@@ -208,12 +208,13 @@ async fn a_user_sees_what_she_may_reach_and_her_device_leaves_as_it_came() {
     let who = on_device(&place, "whoami").await.unwrap();
     let expected = format!(
         "user alice, device laptop\n\n\
-         MAY REACH     PORTS  ENDS IN\nshop-* node1  22 80  -\n\nservers: {at}\n"
+         MAY REACH     PORTS  JOIN KEYS  ENDS IN\nshop-* node1  22 80  yes        -\n\nservers: {at}\n"
     );
     assert_eq!(who, expected);
     let who: serde_json::Value =
         serde_json::from_str(&on_device(&place, "whoami -o json").await.unwrap()).unwrap();
-    let reach = serde_json::json!([{ "nodes": ["shop-*", "node1"], "ports": [22, 80] }]);
+    let reach =
+        serde_json::json!([{ "nodes": ["shop-*", "node1"], "ports": [22, 80], "with_join_keys": true }]);
     assert_eq!(who["reach"], reach);
     assert_eq!(who["servers"], serde_json::json!([at.to_string()]));
     let file = place.path().join("laptop/tunnel/client.toml");
@@ -685,12 +686,12 @@ async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     let output = run("invitations revoke --user alice --device laptop").await.unwrap();
     assert!(output.contains("tunnel invite --user alice") && output.contains("client.toml"), "{output}");
     assert!(
-        output.contains("an open invitation for alice remains: tunnel invitations revoke --user alice"),
+        output.contains("open invitations for alice remain, if there are any (tunnel invitations list)"),
         "{output}"
     );
     assert!(run("invitations list").await.unwrap().contains("left"), "the open invitation stays");
     let output = run("invitations revoke --user alice").await.unwrap();
-    assert!(output.contains("Rules that name alice remain"), "{output}");
+    assert!(output.contains("config that name alice remain, if there are any"), "{output}");
     let none = run("invitations revoke --user alice").await.unwrap_err();
     assert!(none.code == 77 && none.text.contains("alice has not joined by an invitation"), "{none}");
     assert_eq!(run("invitations list -o json").await.unwrap().trim(), "[]");

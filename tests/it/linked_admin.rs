@@ -243,7 +243,7 @@ async fn each_user_learns_who_she_is_and_removes_no_device_but_her_own() {
     let [alice, bob] =
         [link(&place, "alice/laptop", &at_server).await, link(&place, "bob/laptop", &at_server).await];
     let who = json(send(&alice, "GET /whoami", "").await);
-    assert_eq!(who["reach"], json!([{ "nodes": ["node*"], "ports": [] }]), "{who}");
+    assert_eq!(who["reach"], json!([{ "nodes": ["node*"], "ports": [], "with_join_keys": true }]), "{who}");
     assert_eq!(
         (&who["user"], &who["device"], &who["is_admin"]),
         (&json!("alice"), &json!("laptop"), &json!(false))
