@@ -100,7 +100,7 @@ fn a_full_edge_refuses_sessions_and_answers_operators_and_probes() {
     assert!(refusal.contains("503") && refusal.contains(&format!("node node1: {REACHED}")), "{refusal}");
     assert!(
         refusal.contains(
-            "hint: try again in a moment, or raise the limit there: buffer_memory of [edge.session]"
+            "hint: try again in a moment; if a limit was reached, raise it: buffer_memory of [edge.session]"
         ),
         "{refusal}"
     );
