@@ -169,7 +169,7 @@ pub async fn diff(
             let old = ConfigFileArgs { file: old, kubeconfig: None }.read()?;
             if old.path.canonicalize().ok() == new.path.canonicalize().ok() {
                 return Err(CommandError::usage(
-                    "no server runs here to compare with, and this is the same file; name an earlier copy: --diff=OLD",
+                    "--diff: the file would be compared with itself; name an earlier copy: --diff=OLD",
                 ));
             }
             let with = old.path.display().to_string();

@@ -87,7 +87,7 @@ pub(crate) fn log_changed(tables: &BTreeSet<String>, message: &'static str) {
 
 /// Returns that changes of these tables wait for a restart, if there are any.
 pub(crate) fn waits(keys: &BTreeSet<String>) -> Result<(), String> {
-    if keys.is_empty() { Ok(()) } else { Err(format!("restart to apply changes of {}", shown(keys))) }
+    if keys.is_empty() { Ok(()) } else { Err(format!("needed to apply changes of {}", shown(keys))) }
 }
 
 /// Returns the first keys, and the number of the rest.

@@ -120,7 +120,7 @@ async fn a_change_that_waits_for_a_restart_is_reported_until_it_is_taken_back() 
     followed.reload(&lines, &change, "restart to apply").await;
     let waits = |expected| {
         let at = followed.server.server.bound.log;
-        let waiting = "restart: restart to apply changes of server.session\n";
+        let waiting = "restart: needed to apply changes of server.session\n";
         async move { while get(at, "/readyz").await.body.contains(waiting) != expected {} }
     };
     assert_eventually("the condition", waits(true)).await;

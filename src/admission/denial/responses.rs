@@ -207,8 +207,9 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
     let (status, name, next) = refused(refusal);
     let next = match refusal.code {
         ErrorCode::NotAllowed => {
-            "ask an operator of the servers: a grant or a rule must let you reach the node and the port (nodes that came by a \
-             join key only with --with-join-keys, see `tunnel whoami`), and [edge.allow] of the node its target; `tunnel nodes` lists the names of your nodes; a revoked device needs a new invitation"
+            "ask an operator of the servers: a grant or a rule must let you reach the node and the port, and [edge.allow] \
+             of the node its target; `tunnel whoami` lists what you may reach, and whether nodes that came by a join key \
+             are included; `tunnel nodes` lists the names of your nodes; a revoked device needs a new invitation"
         }
         ErrorCode::TargetUnreachable => {
             "check the node's name (`tunnel nodes` lists the names), that `tunnel edge` runs on that node and what it logs about its \
