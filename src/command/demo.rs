@@ -5,6 +5,7 @@ mod download;
 mod ports;
 mod screen;
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
 use std::future::Future;
 use std::io;
@@ -30,7 +31,7 @@ use crate::route::ResumeTimeouts;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use download::{Download, send_download};
 use ports::{PAGE, serve, serve_line, serve_page};
-use screen::{DemoScreen, GREEN, NO_COLOUR, RED, elapsed_text};
+use screen::{DemoScreen, GREEN, NO_COLOUR, RED};
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
 use tunnel_net::http_proxy::OutboundProxy;
@@ -52,14 +53,14 @@ pub async fn run(check: bool, with: &[String], stop: impl Future<Output = ()>) -
             return demo.request_page(with).await;
         }
         demo.interrupt_download().await?;
-        demo.print_commands(with).await;
+        demo.print_commands(with);
         std::future::pending().await
     };
     let shown = tokio::select! {
         shown = shown => shown,
         () = stop => Ok(()),
     };
-    for process in demo.processes.iter_mut().flatten() {
+    for process in demo.processes.values_mut() {
         // It may have ended already.
         let _ = process.kill().await;
     }
@@ -77,8 +78,8 @@ struct Demo {
     values: Vec<(String, String)>,
     /// Whether the line between the edge and the servers is cut: it loses its connections and accepts no others.
     is_cut: watch::Sender<bool>,
-    /// The running processes, by their places in [`NAMES`]. They end with this process, and are killed on drop.
-    processes: [Option<Child>; 3],
+    /// The running processes, by their names. They end with this process, and are killed on drop.
+    processes: BTreeMap<&'static str, Child>,
     screen: DemoScreen,
 }
 
@@ -103,7 +104,7 @@ impl Demo {
         DirBuilder::new().mode(0o700).create(&dir).with_context(|| {
             format!("cannot create {shown}; set TMPDIR to a directory that this user may write to")
         })?;
-        let processes = [const { None }; 3];
+        let processes = BTreeMap::new();
         let mut demo = Self { dir, values: Vec::new(), is_cut: watch::Sender::new(false), processes, screen };
         write_certificates(&demo.dir).context("cannot make certificates")?;
         demo.set("dir", demo.dir.display().to_string());
@@ -111,8 +112,14 @@ impl Demo {
         // As it was called, so that the lines work where it is not in PATH.
         let called = std::env::args().next();
         demo.set("tunnel", shell_word(&called.unwrap_or_else(|| "tunnel".to_owned())));
-        // They stay open until all ports of this process are, so that all differ.
-        let _open = demo.choose_ports()?;
+        // The processes need the ports of one another before they start. These stay open until all ports of this
+        // process are, so that all differ.
+        let mut open = Vec::new();
+        for name in ADDRESSES.split_whitespace() {
+            let listener = TcpListener::bind(EPHEMERAL)?;
+            demo.set_address(name, &listener.local_addr()?.to_string());
+            open.push(listener);
+        }
         let (page, tls_page) = serve_page(&identity(&demo.dir, "server"), drain)?;
         demo.set_address("page", &page.to_string());
         demo.set_address("tls_page", &tls_page.to_string());
@@ -145,17 +152,6 @@ impl Demo {
     fn set_address(&mut self, name: &str, at: &str) {
         self.set(&format!("{name}_port"), at.rsplit(':').next().unwrap_or_default().to_owned());
         self.set(name, at.to_owned());
-    }
-
-    /// Chooses free ports for all listeners: the processes need those of one another before they start.
-    fn choose_ports(&mut self) -> io::Result<Vec<TcpListener>> {
-        let mut open = Vec::new();
-        for name in ADDRESSES.split_whitespace() {
-            let listener = TcpListener::bind(EPHEMERAL)?;
-            self.set_address(name, &listener.local_addr()?.to_string());
-            open.push(listener);
-        }
-        Ok(open)
     }
 
     /// Returns a template with all values.
@@ -192,34 +188,34 @@ impl Demo {
     }
 
     /// Starts a process, and waits until its admin listener reports that it is ready. An edge is ready once it is linked.
-    async fn start(&mut self, number: usize) -> anyhow::Result<()> {
-        let name = NAMES[number];
+    async fn start(&mut self, name: &'static str) -> anyhow::Result<()> {
         let log = self.dir.join(format!("{name}.log"));
         let log = OpenOptions::new().append(true).create(true).mode(0o600).open(log)?;
         // Its file may have been replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("tunnel").arg(if number == EDGE { "edge" } else { "server" });
+        command.arg0("tunnel").arg(if name == EDGE { "edge" } else { "server" });
         command.arg("--end-with-parent").arg("-c").arg(self.dir.join(format!("{name}.toml")));
         // Neither a proxy nor other settings of this shell apply, and Ctrl-C reaches only the demo itself.
         command.env_clear().process_group(0).kill_on_drop(true);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        let mut child = child.context("cannot run this program again")?;
 
         let admin = self.fill(&format!("{{admin_{name}}}"));
-        let child = self.processes[number].insert(child.context("cannot run this program again")?);
-        let started = Instant::now();
-        let ready = async || {
-            let admin = TcpStream::connect(&admin).await.map_err(|cause| cause.to_string())?;
-            exchange(admin, Method::GET, "/readyz", Bytes::new()).await
+        let ready = async {
+            loop {
+                if let Some(status) = child.try_wait()? {
+                    bail!("{name} ended ({status})");
+                }
+                let socket = TcpStream::connect(&admin).await;
+                let ready = async { exchange(socket.ok()?, Method::GET, "/readyz", Bytes::new()).await.ok() };
+                if matches!(ready.await, Some((200, _))) {
+                    break anyhow::Ok(());
+                }
+                sleep(POLL_INTERVAL).await;
+            }
         };
-        while !matches!(ready().await, Ok((200, _))) {
-            if let Some(status) = child.try_wait()? {
-                bail!("{name} ended ({status})");
-            }
-            if started.elapsed() > TIMEOUT {
-                bail!("{name} did not start within 10 s");
-            }
-            sleep(POLL_INTERVAL).await;
-        }
+        timeout(TIMEOUT, ready).await.with_context(|| format!("{name} did not start within 10 s"))??;
+        self.processes.insert(name, child);
         Ok(())
     }
 
@@ -250,8 +246,7 @@ impl Demo {
                     + &String::from_utf8_lossy(&output.stderr)
             };
             ensure!(page.ends_with(PAGE), "{way}: unexpected page: {page:?}");
-            let time = elapsed_text(started);
-            self.screen.line(&format!("{time:>7} {way}: {} bytes, the page is complete", page.len()));
+            self.screen.timed(started, &format!("{way}: {} bytes, the page is complete", page.len()));
         }
         Ok(())
     }
@@ -261,21 +256,19 @@ impl Demo {
         let links = self.link().await?;
         self.screen.step("alice downloads from node1 over a link to server2");
         let target = self.fill("node1:{download_port}").parse()?;
-        let mut download = Download::start(&links, &target, self.screen).await?;
+        let mut download = Download::new(links.open(&target).await?, self.screen);
         download.receive_tenths(2).await?;
         for (killed, tenths) in INTERRUPTIONS {
             if let Some((server, why)) = killed {
-                let mut process = self.processes[server].take().context("it does not run")?;
+                let mut process = self.processes.remove(server).context("it does not run")?;
                 let id = process.id().unwrap_or_default();
                 process.kill().await?;
-                let killed = format!("{RED}{} (process {id}) is killed: {why}{NO_COLOUR}", NAMES[server]);
+                let killed = format!("{RED}{server} (process {id}) is killed: {why}{NO_COLOUR}");
                 self.screen.step(&killed);
             } else {
                 self.is_cut.send_replace(true);
                 self.screen.step(&format!("{RED}the line of node1 is cut for 2 s{NO_COLOUR}"));
-                if let Ok(received) = timeout(CUT_DURATION, download.receive_tenths(10)).await {
-                    received?;
-                }
+                timeout(CUT_DURATION, download.receive_tenths(10)).await.unwrap_or(Ok(()))?;
                 self.is_cut.send_replace(false);
                 self.screen.step("the line is back");
             }
@@ -286,10 +279,10 @@ impl Demo {
             self.screen.step(&text);
             if let Some((server, _)) = killed {
                 self.start(server).await?;
-                self.screen.step(&format!("{} runs again", NAMES[server]));
+                self.screen.step(&format!("{server} runs again"));
             }
         }
-        download.verify()?;
+        self.screen.step(&format!("{} MiB received, none lost, each byte as sent", LENGTH / MIB));
         links.close().await;
         Ok(())
     }
@@ -309,16 +302,11 @@ impl Demo {
     }
 
     /// Prints commands to try.
-    async fn print_commands(&self, with: &[String]) {
+    fn print_commands(&self, with: &[String]) {
         for (_, shown) in commands(with) {
             self.screen.line(&self.fill(&format!("\n{shown}")));
         }
-        let sshd = match TcpStream::connect("127.0.0.1:22").await {
-            Ok(_) => "This machine's sshd, reached through the edge",
-            Err(_) => "No sshd listens on port 22 of this machine. With one, this would log in to it",
-        };
-        let commands = include_str!("demo/commands.txt").replace("{sshd}", sshd);
-        self.screen.line(self.fill(&commands).trim_end());
+        self.screen.line(self.fill(include_str!("demo/commands.txt")).trim_end());
         if with.is_empty() {
             self.screen.line(&self.fill("More listeners: {tunnel} demo --listeners all"));
         }
@@ -357,7 +345,7 @@ fn identity(dir: &Path, name: &str) -> IdentityFiles {
 
 /// What interrupts the download: the end of a server, with what it held, or a cut line. Then the download continues to
 /// that many tenths.
-const INTERRUPTIONS: [(Option<(usize, &str)>, usize); 3] = [
+const INTERRUPTIONS: [(Option<(&str, &str)>, usize); 3] = [
     (Some((PREFERRED_SERVER, "it held the link of node1")), 4),
     (None, 8),
     (Some((CLIENT_SERVER, "it held the link of alice")), 10),
@@ -373,10 +361,10 @@ const ADDRESSES: &str =
 /// Any free port of this machine.
 const EPHEMERAL: &str = "127.0.0.1:0";
 /// The processes: the server that the edge prefers, the server that clients use, and the edge.
-const NAMES: [&str; 3] = ["server1", "server2", "edge"];
-const PREFERRED_SERVER: usize = 0;
-const CLIENT_SERVER: usize = 1;
-const EDGE: usize = 2;
+const NAMES: [&str; 3] = [PREFERRED_SERVER, CLIENT_SERVER, EDGE];
+const PREFERRED_SERVER: &str = "server1";
+const CLIENT_SERVER: &str = "server2";
+const EDGE: &str = "edge";
 /// Maximum length of the directory, so that the path of each socket in it has less than 108 bytes.
 const MAX_DIR_BYTES: usize = 90;
 /// Validity of the certificates: long enough that the live page does not warn of their end.

@@ -33,7 +33,12 @@ impl DemoScreen {
 
     /// Prints a line with the time since the demo's start.
     pub(super) fn step(&self, text: &str) {
-        let time = elapsed_text(self.started);
+        self.timed(self.started, text);
+    }
+
+    /// Prints a line with the time since `started`.
+    pub(super) fn timed(&self, started: Instant, text: &str) {
+        let time = format!("{:.1?}", started.elapsed());
         self.line(&format!("{time:>7} {text}"));
     }
 
@@ -48,11 +53,6 @@ impl DemoScreen {
             self.step(&format!("{} %", done * 10 / LENGTH * 10));
         }
     }
-}
-
-/// Returns the time since a start.
-pub(super) fn elapsed_text(started: Instant) -> String {
-    format!("{:.1?}", started.elapsed())
 }
 
 /// Colours of a terminal's text (ECMA-48, SGR): of an interruption, of its end, and none.
