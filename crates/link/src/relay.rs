@@ -178,7 +178,7 @@ impl RelayTable {
         // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
         binding.opener_leg.close();
         if let Some(frame) = frame {
-            attempt.from.reply(&attempt.key, frame);
+            attempt.from.reply_to(&attempt.client, &attempt.key, frame);
         }
     }
 

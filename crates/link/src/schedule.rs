@@ -3,8 +3,8 @@
 //! Each session has an account of the bytes that it has sent, with a few added for each frame. It also has a flag for
 //! whether its recent backlogs were all small, as those of interactive sessions are. The next turn goes to the session
 //! with the frame that ends earliest on its account. Ordering by the end, not the start, lets a keystroke pass sessions
-//! that became ready at the same time. The answers of a client's sessions have one account together, because each may be
-//! that of a new session.
+//! that became ready at the same time. What all sessions of a client send a little at a time, answers included, has one
+//! account together, because each may be of another session.
 //!
 //! A session that was idle enters at most `MAX_LAG` behind the clock. So a keystroke waits only for the frame on the
 //! wire, and a session that keeps returning with a little data gains nothing over those with a backlog. The scheduler
@@ -25,7 +25,7 @@ pub(crate) struct Scheduler {
     /// The flows with little to send, and the others, in the order of their turns.
     small: BTreeMap<TurnOrder, QueuedFlow>,
     bulk: BTreeMap<TurnOrder, QueuedFlow>,
-    /// What the answers of each client have cost, with those that wait, unless the clock has left it behind.
+    /// What each client has sent a little at a time, with what waits, unless the clock has left it behind.
     clients: HashMap<Arc<str>, u64>,
 }
 
@@ -58,26 +58,34 @@ impl Scheduler {
     /// Queues an entry for its turn, with what it has sent, the bytes that it has to send, and the longest frame it may send
     /// at once: 0 for an answer, which has no data.
     pub(crate) fn enter(&mut self, entry: QueuedSource, usage: FlowUsage, backlog: usize, longest: usize) {
-        let account = usage.account.max(self.clock.saturating_sub(MAX_LAG));
-        let ends = account + cost(backlog.min(longest));
-        let usage = FlowUsage { account, ..usage };
+        let least = self.clock.saturating_sub(MAX_LAG);
+        let cost = cost(backlog.min(longest));
+        let mut account = usage.account.max(least);
         let small = backlog <= INTERACTIVE_BACKLOG;
-        let queue = if small { &mut self.small } else { &mut self.bulk };
-        queue.insert((ends, self.entered), QueuedFlow { usage, small, is_answer: longest == 0, entry });
+        let mut passes_window = small;
+        if small {
+            // Else a client with many sessions, each with a little to send, would take all turns, and fill the line.
+            if self.clients.len() == self.clients.capacity() {
+                self.clients.retain(|_, account| *account > least);
+            }
+            let of_client = self.clients.entry(entry.source.client().clone()).or_default();
+            let before = least.max(*of_client);
+            *of_client = before + cost;
+            account = account.max(before);
+            passes_window = before - least <= INTERACTIVE_BACKLOG as u64;
+        }
+        let usage = FlowUsage { account, ..usage };
+        let queue = if passes_window { &mut self.small } else { &mut self.bulk };
+        queue.insert(
+            (account + cost, self.entered),
+            QueuedFlow { usage, small, is_answer: longest == 0, entry },
+        );
         self.entered += 1;
     }
 
-    /// Queues an entry for an answer. The answers of all sessions of a client are one flow, as each may be of a new one.
+    /// Queues an entry for an answer.
     pub(crate) fn enter_answer(&mut self, entry: QueuedSource) {
-        let least = self.clock.saturating_sub(MAX_LAG);
-        if self.clients.len() == self.clients.capacity() {
-            self.clients.retain(|_, account| *account > least);
-        }
-        let account = self.clients.entry(entry.source.client().clone()).or_default();
-        let usage = FlowUsage { account: least.max(*account), small: 0 };
-        *account = usage.account + cost(0);
-        let ahead = usize::try_from(usage.account - least).unwrap_or(usize::MAX);
-        self.enter(entry, usage, ahead, 0);
+        self.enter(entry, FlowUsage::default(), 0, 0);
     }
 
     /// Takes the next flow; only one with a backlog up to [`INTERACTIVE_BACKLOG`] if `small_only`.
@@ -343,6 +351,20 @@ pub(crate) mod tests {
             bulk = turn.usage;
         }
         assert!(!bulk.is_interactive(), "a slow line has small frames");
+    }
+
+    #[test]
+    fn a_little_of_many_sessions_is_one_flow_of_their_client() {
+        let mut schedule = Scheduler::default();
+        schedule.sent(at(1 << 30));
+        for number in 0..=1000 {
+            let source = Speaker::of(if number < 1000 { "many" } else { "one" });
+            schedule.enter(QueuedSource { source, stay: number }, new(), 1, LONGEST);
+        }
+        let first = [schedule.next(false), schedule.next(false)].map(|flow| flow.unwrap().entry.stay);
+        assert!(first.contains(&1000), "{first:?}");
+        let passing = std::iter::from_fn(|| schedule.next(true)).count();
+        assert!((20..40).contains(&passing), "{passing} pass a full window");
     }
 
     #[test]

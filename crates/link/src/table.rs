@@ -24,7 +24,7 @@ use crate::link::Link;
 use crate::lock::{Mutex, MutexGuard};
 use crate::relay::RelayTable;
 use crate::relay::attempt::{Attempt, BindOutcome};
-use crate::table::eviction::{ByClient, MAX_ORPHANS, source};
+use crate::table::eviction::{ByClient, MAX_ORPHANS, client_of, source};
 use crate::table::handles::{IncomingSession, PathSearchRight, PendingOpen, Session};
 use crate::table::relay_request::{RelayRequest, refused};
 use crate::table::session::{SessionOrigin, SharedSession};
@@ -308,7 +308,11 @@ impl SessionTable {
                 if key.category == SessionCategory::Admin && !matches!(link.peer, Remote::User(_)) =>
             {
                 let why = "only the program of a user opens sessions of the category admin";
-                link.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
+                link.reply_to(
+                    &client_of(&frame),
+                    &key,
+                    refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)),
+                );
                 None
             }
             SessionFrame::Open { .. } if at_server => self.on_request(link, key, frame),
@@ -318,7 +322,7 @@ impl SessionTable {
             }
             SessionFrame::Open { .. } => self.on_open(link, key, frame).map(FrameEvent::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
-                link.reply(&key, self.failed_resume(key.id, opener.as_ref(), *epoch));
+                link.reply_to(&client_of(&frame), &key, self.failed_resume(key.id, opener.as_ref(), *epoch));
                 None
             }
             _ => {
@@ -347,8 +351,7 @@ impl SessionTable {
         key: SessionKey,
         frame: SessionFrame,
     ) -> Option<FrameEvent> {
-        let named = if let SessionFrame::Open { client, .. } = &frame { client } else { "" };
-        let client = from.peer.requester().map_or_else(|| source(named), Arc::from);
+        let client = from.peer.requester().map_or_else(|| client_of(&frame), Arc::from);
         let attempt = Attempt { client, ..Attempt::new(from.clone(), key, &frame)? };
         let most = self.limits.sessions;
         let too_many = if from.is_answer_queue_full(&attempt.client) || from.sessions() >= most {
@@ -362,7 +365,7 @@ impl SessionTable {
         };
         if let Some(why) = too_many {
             let refusal = SessionError::new(ErrorCode::Overloaded, why);
-            from.reply(&attempt.key, refused(&frame, refusal));
+            from.reply_to(&attempt.client, &attempt.key, refused(&frame, refusal));
             return None;
         }
         match self.relays.on_request(&attempt) {
@@ -393,7 +396,7 @@ impl SessionTable {
     /// answer as for an unknown session.
     fn reject_opener(&self, from: &Link, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
-        from.reply(session, refused(frame, unknown_session()));
+        from.reply_to(&client_of(frame), session, refused(frame, unknown_session()));
     }
 }
 
@@ -430,7 +433,7 @@ impl SessionTable {
         let (send, mut recv) = match halves {
             Ok(halves) => halves,
             Err(refusal) => {
-                link.reply(&key, SessionFrame::Refused { epoch, refusal });
+                link.reply_to(&source, &key, SessionFrame::Refused { epoch, refusal });
                 return None;
             }
         };

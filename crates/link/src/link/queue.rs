@@ -38,7 +38,7 @@ pub(crate) struct SendQueue {
 /// The frames, and the sources of frames, that wait for one link.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingFrames {
-    /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
+    /// Signals and last frames. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
     /// Sessions that have a credit to send.

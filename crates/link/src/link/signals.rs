@@ -2,17 +2,68 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use tokio::time::Instant;
+
 use crate::link::Link;
+use crate::link::queue::MAX_QUEUED_REPLIES;
+use crate::lock::Mutex;
+use crate::schedule::frame_source::{
+    FrameSource, QueueMembership, QueueRequest, QueuedSource, Turn, TurnOutput,
+};
 use tunnel_proto::frame::{
     Conflict, ErrorCode, Frame, FrameKind, NodePage, Opener, SessionCategory, SessionError, SessionFrame,
     SessionKey,
 };
 use tunnel_proto::names::{Instance, NodeName, SessionId, UserDevice};
+use tunnel_proto::state::LinkId;
+
+/// A reply that waits for its turn.
+#[derive(Debug)]
+struct Reply {
+    session: SessionKey,
+    client: Arc<str>,
+    frame: Mutex<Option<SessionFrame>>,
+}
+
+impl FrameSource for Reply {
+    fn key(&self) -> &SessionKey {
+        &self.session
+    }
+
+    fn client(&self) -> &Arc<str> {
+        &self.client
+    }
+
+    fn is_stale(&self, _stay: u64) -> bool {
+        false
+    }
+
+    fn next_frame(self: Arc<Self>, _link: LinkId, turn: &mut Turn, _now: Instant) -> TurnOutput {
+        QueueMembership::default().on_control(turn, self.frame.lock().take())
+    }
+}
 
 impl Link {
-    /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
+    /// Replies to a client's frame about a session without an end here, at the client's cost. Excess replies are dropped,
+    /// because the remote retries.
+    pub(crate) fn reply_to(&self, client: &Arc<str>, session: &SessionKey, frame: SessionFrame) {
+        let reply =
+            Reply { session: session.clone(), client: client.clone(), frame: Mutex::new(Some(frame)) };
+        let entry = QueuedSource { source: Arc::new(reply), stay: 0 };
+        let request = QueueRequest { answer: true, ..QueueRequest::default() };
+        let _unused = self.with_state(|state| {
+            let turns = &state.queue.waiting.turns;
+            // Refusals for a full queue of answers must fit, too.
+            let most = 2 * MAX_QUEUED_REPLIES;
+            let is_full = turns.len() >= most && turns.answers_of(client) >= most;
+            if is_full { vec![entry] } else { state.queue.handle_request(entry, &request) }
+        });
+    }
+
+    /// Sends a frame about a session without an end here. Excess ones are dropped.
     pub fn reply(&self, session: &SessionKey, frame: SessionFrame) {
         let frame = self.frame(session, frame);
         self.with_state(|state| state.queue.push_reply(frame));

@@ -112,8 +112,7 @@ impl RelayQueue {
             SessionFrame::Revoked { .. } | SessionFrame::Parked(_) => {}
             SessionFrame::Reset { .. } | SessionFrame::PathLost { .. } => {
                 queue.credit = None;
-                queue.sealed = true;
-                queue.ordered.push_back(frame);
+                queue.end(frame);
             }
         }
         Ok(queue.take_request())
@@ -138,8 +137,7 @@ impl RelayQueue {
         let answer = queue.answer.take();
         queue.empty();
         queue.answer = answer;
-        queue.sealed = true;
-        queue.ordered.push_back(frame);
+        queue.end(frame);
         queue.take_request()
     }
 
@@ -215,6 +213,14 @@ impl RelayQueueState {
         self.ordered = VecDeque::new();
         self.bytes = 0;
         self.give_back(usize::MAX);
+    }
+
+    /// Adds the last frame. An Open that was not sent is dropped with it: the acceptor knows nothing of that session.
+    fn end(&mut self, last: SessionFrame) {
+        self.sealed = true;
+        if self.answer.take_if(|answer| matches!(answer, SessionFrame::Open { .. })).is_none() {
+            self.ordered.push_back(last);
+        }
     }
 
     fn finish(&mut self, frame: SessionFrame) -> Result<(), QueueFull> {

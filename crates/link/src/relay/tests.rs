@@ -625,13 +625,25 @@ async fn nobody_but_its_opener_moves_a_session_to_another_path() {
     let (requester, silent) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
     let request = relay.ask(&requester, open(1)).unwrap();
     request.try_path(&silent);
+    assert!(matches!(frames(&silent)[..], [SessionFrame::Open { .. }]));
     request.try_path(&relay.edge);
     assert_eq!(request.path_failed().now_or_never(), Some(false));
     assert_eq!((frames(&requester), frames(&relay.edge)), (vec![lost(1)], vec![]));
-    assert!(matches!(frames(&silent)[..], [SessionFrame::Open { .. }, SessionFrame::PathLost { epoch: 1 }]));
+    assert_eq!(frames(&silent), [lost(1)]);
     assert!(request.wait_cancelled().now_or_never().is_some());
     drop(request);
     assert!(relay.is_empty() && frames(&requester).is_empty());
+}
+
+/// Else a client that opens sessions and leaves would keep a slow line busy with them.
+#[tokio::test]
+async fn an_open_that_was_not_sent_ends_without_a_frame() {
+    let relay = Relay::new();
+    let requester = link(5, Remote::Edge("asker".parse().unwrap()));
+    relay.ask(&requester, open(1)).unwrap().pass(&relay.edge);
+    relay.end(&requester);
+    assert_eq!((frames(&relay.edge), relay.edge.sessions()), (vec![], 0));
+    assert!(relay.is_empty());
 }
 
 proptest! {

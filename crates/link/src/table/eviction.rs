@@ -11,7 +11,7 @@ use crate::table::SessionTable;
 use crate::table::session::{LongParked, SessionOrigin, SharedSession};
 use tunnel_base::policy::source_of;
 use tunnel_net::fair_map::FairMap;
-use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::names::SessionId;
 use tunnel_proto::state::Phase;
 
@@ -193,6 +193,16 @@ pub(crate) fn source(client: &str) -> Arc<str> {
     match client.parse::<SocketAddr>() {
         Ok(at) => source_of(at.ip()).to_string().into(),
         Err(_) => client.into(),
+    }
+}
+
+/// Returns the source at whose cost the answer to a frame is: that of the client which an Open names, or the opener of a
+/// Resume.
+pub(crate) fn client_of(frame: &SessionFrame) -> Arc<str> {
+    match frame {
+        SessionFrame::Open { client, .. } => source(client),
+        SessionFrame::Resume { opener: Some(opener), .. } => opener.source().into(),
+        _ => Arc::default(),
     }
 }
 

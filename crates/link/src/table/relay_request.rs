@@ -106,7 +106,9 @@ impl RelayRequest {
     pub fn try_path(&self, to: &Arc<Link>) {
         let to = &to.link_for(self.attempt.key.id);
         match (self.table.relays.attempt_state(&self.attempt), &self.frame) {
-            (AttemptState::Searching, Some(frame)) if self.is_valid_next_hop(to) => {
+            (AttemptState::Searching, Some(frame))
+                if self.is_valid_next_hop(to) && !to.is_answer_queue_full(&self.attempt.client) =>
+            {
                 self.table.relays.bind_acceptor(&self.attempt, to, frame.clone(), true);
             }
             (AttemptState::Pending, _) => {
@@ -155,6 +157,10 @@ impl RelayRequest {
                 ErrorCode::NodeNotConnected,
                 "the node is not connected to this server",
             ));
+        }
+        if to.is_answer_queue_full(&self.attempt.client) {
+            let why = "too many requests of this client wait for the node's line";
+            return self.refuse(SessionError::new(ErrorCode::Overloaded, why));
         }
         if let Some(frame) = self.frame.take() {
             self.table.relays.bind_acceptor(&self.attempt, to, frame, false);
