@@ -55,7 +55,7 @@ impl PendingLimits {
         let memory = memory.min(MAX_MEMORY);
         let heads = memory / if is_edge { 4 } else { 8 } / PENDING_MEMORY;
         let handshakes = MAX_HANDSHAKES.min(memory / 8 / CALL_MEMORY).max(8);
-        let waiting = (memory / 8 / WAITING_MEMORY).max(8);
+        let waiting = fd_limit::at_most((memory / 8 / WAITING_MEMORY).max(8), 4);
         let long = (memory / 12 / LONG_HEAD_MEMORY).max(2);
         let per_source = long / 2;
         let long = PermitLimits { permits: long, per_source, waiting: 0, idle_timeout: None };
