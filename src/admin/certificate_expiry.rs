@@ -64,18 +64,19 @@ pub(super) async fn follow(
             metrics.certificates.set(&file.key, end);
             soon.extend(warning(file, end, SystemTime::now()));
         }
-        readiness.set_degraded(
-            CERTIFICATES_CONDITION,
-            if soon.is_empty() { Ok(()) } else { Err(soon.join("; ")) },
-        );
-        // Logged once when the room becomes little; the condition lasts.
-        if let Some(room) = audit_disk() {
-            if let Err(why) = &room
-                && readiness.trouble(AUDIT_CONDITION).is_none()
+        let lasting = if soon.is_empty() { Ok(()) } else { Err(soon.join("; ")) };
+        // Each is logged once when it begins; the condition lasts.
+        let report = |condition, state: Result<(), String>, message: &str| {
+            if let Err(why) = &state
+                && readiness.trouble(condition).is_none()
             {
-                warn!(error = %why, "audit log is about to fill its disk");
+                warn!(error = %why, "{message}");
             }
-            readiness.set_degraded(AUDIT_CONDITION, room);
+            readiness.set_degraded(condition, state);
+        };
+        report(CERTIFICATES_CONDITION, lasting, "certificates end soon");
+        if let Some(room) = audit_disk() {
+            report(AUDIT_CONDITION, room, "audit log is about to fill its disk");
         }
         // The watcher keeps the sender.
         if drain.run_until(timeout(INTERVAL, changes.changed())).await.is_none() {

@@ -97,7 +97,11 @@ impl ConfigFileArgs {
             let mut report = ConfigDiagnostics::default();
             report.parse(&text);
             let why = report.finish(&text, ()).errors.into_iter().next().map_or_else(
-                || "no table of a role; expected [server] or [edge], or a table below, such as [server.links]".to_owned(),
+                || {
+                    "no table of a role; expected [server] or [edge], or a table below, such as [server.links]; \
+                     `tunnel doctor client` checks a client.toml"
+                        .to_owned()
+                },
                 |error| error.to_string(),
             );
             return Err(CommandError::unusable(format!("{}: {why}", path.display())));

@@ -222,7 +222,8 @@ impl Finding {
 
     /// Returns the finding of a refused token, with the hint of its error, and one about the server.
     fn token(error: impl ToString, hint: Option<&str>) -> Self {
-        let at_server = "in Kubernetes, check that its Node has an edge label";
+        let at_server = "compare it with the server's token file, or invite the machine again; in Kubernetes, check that \
+                         its Node has an edge label";
         let hint = hint.map_or(at_server.to_owned(), |hint| format!("{hint}; {at_server}"));
         Self::error("token", error, "a token or certificate that the server accepts", &hint)
     }

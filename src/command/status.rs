@@ -124,6 +124,7 @@ pub async fn nodes(args: NodesArgs, env: &Environment) -> CommandResult {
     let list = async |api: &AdminClient| {
         let mut body = api.get("/nodes").await?;
         let mut all: NodesResponse = api.parse(&body)?;
+        let counted = versions(&all);
         if of_version.is_some() {
             all.nodes.retain(|node| node.version == of_version);
             all.count();
@@ -138,6 +139,9 @@ pub async fn nodes(args: NodesArgs, env: &Environment) -> CommandResult {
             NodesFormat::Json => body,
             NodesFormat::Name => names.into_iter().map(|name| clean(name) + "\n").collect(),
             NodesFormat::Ansible => ssh::inventory(names.into_iter())?,
+            _ if all.nodes.is_empty() && of_version.is_some() => {
+                format!("no node has this version; there are: {counted}")
+            }
             _ if down => api.choice.clone() + &down_text(&all),
             _ => api.choice.clone() + &nodes_text(&all, true, output == NodesFormat::Wide),
         })

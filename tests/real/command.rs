@@ -80,6 +80,12 @@ fn an_edge_with_a_bad_config_starts_from_its_last_good_copy() {
         for (version, names) in [(version, "node1\n"), ("0", "")] {
             let socket = format!("--socket={}", server_socket.display());
             assert_eq!(started(&["nodes", "--version", version, "-o", "name", &socket]).stdout, names);
+            let shown = started(&["nodes", "--version", version, &socket]).stdout;
+            assert_eq!(
+                shown.starts_with("no node has this version; there are: 1 of version "),
+                names.is_empty(),
+                "{shown}"
+            );
         }
         let status = started(&["status", &format!("--socket={}", socket.display())]);
         assert!(status.stdout.contains("! config: the config file has errors"), "{status:?}");

@@ -189,7 +189,10 @@ fn hint(status: StatusCode) -> &'static str {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
             "the proxy does not reach the server, or the server is an older version without WebSockets"
         }
-        _ => "the proxy leads to another program, or to a server of an older version without WebSockets",
+        _ => {
+            "a proxy or this port leads to another program, or to a server without WebSockets; name the port for \
+              links, listen of its [server.links] (default 9000)"
+        }
     }
 }
 

@@ -98,7 +98,9 @@ pub enum NameError {
     #[error("no node can have the name {0:?}, an address that means no single machine; choose another name")]
     Address(String),
     /// No port, or not a number.
-    #[error("{0:?} has no port; expected host:port, for example node1:22 or [fd00::1]:22")]
+    #[error(
+        "{0:?} has no port; expected host:port, for example node1:22, [fd00::1]:22, or a server's tunnel.example.org:9000"
+    )]
     Port(String),
     /// A number out of range.
     #[error("{0:?} is not a port; expected 1 to 65535")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -163,6 +163,7 @@ impl<'a> JoinClient<'a> {
         let mut foreign = None;
         let mut last = String::new();
         let mut pause = INITIAL_PAUSE;
+        let started = Instant::now();
         for round in 0..MAX_ATTEMPTS {
             if round > 0 {
                 sleep(pause).await;
@@ -190,8 +191,9 @@ impl<'a> JoinClient<'a> {
                     }
                 }
             }
-            if !may_mend {
-                // All servers belong to other clouds, have other names, or this clock is wrong; retrying changes nothing.
+            // All servers belong to other clouds, have other names, or this clock is wrong; or a firewall drops all, and the
+            // person waits for a word.
+            if !may_mend || started.elapsed() > PATIENCE {
                 break;
             }
         }
@@ -319,7 +321,11 @@ impl<'a> JoinClient<'a> {
     async fn addresses(&self) -> CommandResult<Vec<SocketAddr>> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.args.server));
         let found = self.resolver.lookup_target(proxy.map_or(&self.args.server, OutboundProxy::at)).await;
-        let mut addresses = found.map_err(|cause| CommandError::unavailable(cause.to_string()))?;
+        let mut addresses = found.map_err(|cause| {
+            CommandError::unavailable(format!(
+                "{cause}; check the name and /etc/resolv.conf, or use an address"
+            ))
+        })?;
         addresses.shuffle(&mut rand::rng());
         Ok(addresses)
     }
@@ -336,6 +342,7 @@ fn hint(error: &TlsHandshakeError) -> &'static str {
         TlsHandshakeError::Expired(..) | TlsHandshakeError::NotValidYet(..) => {
             "; set this machine's clock if it is wrong, or ask the server's operator for another certificate"
         }
+        TlsHandshakeError::UnknownIssuer => "; the servers' CA may have changed: request a new invitation",
         TlsHandshakeError::NotTls | TlsHandshakeError::Protocol | TlsHandshakeError::Closed => {
             "; name the server's port for links, listen of its [server.links] (default 9000)"
         }
@@ -363,6 +370,8 @@ const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
 /// Number of attempts per address, and the first pause between them, which doubles.
 const MAX_ATTEMPTS: u32 = 5;
 const INITIAL_PAUSE: Duration = Duration::from_millis(500);
+/// Time after which no further attempt begins.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Timeout for each step.
 const TIMEOUT: Duration = Duration::from_secs(10);
