@@ -5,7 +5,6 @@ pub(crate) mod client_certificate;
 pub mod messages;
 pub(crate) mod websocket;
 
-use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -133,8 +132,8 @@ pub(crate) struct NewLink {
     pub(crate) server: usize,
     /// The dialled address; `None` through a proxy.
     pub(crate) at: Option<SocketAddr>,
-    /// What proved its name when the link was dialled: [`LinkDialer::proof`].
-    pub(crate) proof: Arc<dyn Any + Send + Sync>,
+    /// Notified of changes since it was dialled: [`LinkDialer::proof_changes`].
+    pub(crate) proof_changes: watch::Receiver<()>,
 }
 
 /// What a link is dialled for, and which addresses of its server are dialled first and last.
@@ -242,7 +241,7 @@ impl LinkDialer {
 
     async fn try_connect(&self, server: usize, request: DialRequest) -> Result<NewLink, DialFailure> {
         let purpose = request.purpose;
-        let (proof, _) = self.proof();
+        let proof_changes = self.proof_changes();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let connect = async |again: Option<SocketAddr>| {
@@ -291,15 +290,15 @@ impl LinkDialer {
         })?;
         let is_proxied = self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&to.at));
         let at = reader.link.ends().and_then(|ends| ends.remote).filter(|_| !is_proxied);
-        Ok(NewLink { reader, server, at, proof })
+        Ok(NewLink { reader, server, at, proof_changes })
     }
 
-    /// Returns what proves the name now, and a receiver that is notified of changes: the tokens, or a user's certificate
+    /// Returns a receiver that is notified of changes of what proves the name: of the tokens, or of a user's certificate
     /// and the CAs of servers.
-    pub(crate) fn proof(&self) -> (Arc<dyn Any + Send + Sync>, watch::Receiver<()>) {
+    fn proof_changes(&self) -> watch::Receiver<()> {
         match &self.user {
-            Some(UserIdentity { name: None, .. }) => (self.tls.load(), self.tls.changes()),
-            _ => (self.tokens.load(), self.tokens.changes()),
+            Some(UserIdentity { name: None, .. }) => self.tls.changes(),
+            _ => self.tokens.changes(),
         }
     }
 

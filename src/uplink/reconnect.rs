@@ -1,7 +1,6 @@
 //! Keeps an edge or a user's program linked, in one loop: dials, serves and replaces a link, and adds an interactive
 //! one.
 
-use std::any::Any;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -55,8 +54,8 @@ pub(super) struct CurrentLink {
     pub(super) place: ListPlace,
     /// The dialled address; `None` through a proxy.
     at: Option<SocketAddr>,
-    /// What proved its name when the link was dialled.
-    proof: Arc<dyn Any + Send + Sync>,
+    /// Notified of changes of what proved its name since the link was dialled.
+    proof_changes: watch::Receiver<()>,
 }
 
 impl CurrentLink {
@@ -136,10 +135,12 @@ impl Reconnector {
             authority: self.dialer.tls.changes(),
         };
         let mut next = ReconnectPlan { made: made.map(Box::new), ..ReconnectPlan::default() };
-        while let Some(NewLink { reader, server, at, proof }) = self.dial(&mut next, &mut redial).await {
+        while let Some(NewLink { reader, server, at, proof_changes }) =
+            self.dial(&mut next, &mut redial).await
+        {
             let started = Instant::now();
             let place = next.place.linked(server);
-            let current = CurrentLink { link: reader.link.clone(), place, at, proof };
+            let current = CurrentLink { link: reader.link.clone(), place, at, proof_changes };
             next = self.serve(reader, &current, next.unresponsive, &mut backup).await;
             redial.backoff.on_attempt_end(started.elapsed(), current.link.has_carried());
             self.link_context.metrics.link_reconnects.inc();
@@ -422,14 +423,11 @@ impl Reconnector {
         if !current.link.abilities.resumes {
             std::future::pending::<()>().await;
         }
-        let (_, mut changes) = self.dialer.proof();
+        let mut changes = current.proof_changes.clone();
+        // The sender is in the dialer.
+        let _ = changes.changed().await;
         let mut backoff = Backoff::new();
         loop {
-            while Arc::ptr_eq(&current.proof, &self.dialer.proof().0) {
-                if changes.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            }
             // Also before the first attempt: thousands of edges may share a file.
             tokio::select! {
                 () = sleep(backoff.pause(rand::random())) => {}
