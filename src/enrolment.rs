@@ -128,9 +128,9 @@ impl SharedEnrolments {
         // One for both, because what grants give depends on both.
         let changed = watch::Sender::new(());
         Arc::new(Self {
-            state: SharedState::new(store, changed.clone()),
-            grants: SharedState::new(grants, changed),
-            seen: SharedState::new(seen, watch::Sender::new(())),
+            state: SharedState::new("invitations", store, changed.clone()),
+            grants: SharedState::new("grants", grants, changed),
+            seen: SharedState::new("times of machines", seen, watch::Sender::new(())),
             uses: Mutex::default(),
             seen_ending: Notify::new(),
             most_grants,

@@ -18,6 +18,9 @@ use tunnel_base::unix_time::now;
 /// The enrolment state that all servers of a cloud share, as last read.
 #[derive(Debug)]
 pub struct SharedState {
+    /// What the text contains, and where it is, for error texts.
+    what: &'static str,
+    place: String,
     cell: tokio::sync::Mutex<StoreCell>,
     known: ArcSwap<Enrolments>,
     changed: watch::Sender<()>,
@@ -49,8 +52,10 @@ struct LastStoreRead {
 impl SharedState {
     /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand. `changed` is notified when
     /// [`Self::known`] changes.
-    pub(super) fn new(store: Box<dyn TextStore>, changed: watch::Sender<()>) -> Self {
+    pub(super) fn new(what: &'static str, store: Box<dyn TextStore>, changed: watch::Sender<()>) -> Self {
         Self {
+            what,
+            place: store.to_string(),
             cell: tokio::sync::Mutex::new(StoreCell { store, seen: VersionedText::default() }),
             known: ArcSwap::default(),
             changed,
@@ -94,7 +99,7 @@ impl SharedState {
             if let Err(why) = &looked
                 && !failing
             {
-                warn!(error = %why, "cannot use the store of invitations, retrying");
+                warn!(error = %why, "cannot use the store, retrying");
             }
             failing = looked.is_err();
             report(looked);
@@ -140,7 +145,7 @@ impl SharedState {
         seen: &VersionedText,
         text: Vec<u8>,
     ) -> Result<bool, String> {
-        let written = cell.store.write(seen, text).await.map_err(|why| no_access(&why));
+        let written = cell.store.write(seen, text).await.map_err(|why| self.no_access(&why));
         match &written {
             // Another server was faster, so nothing is known about a write of this one.
             Ok(false) => {}
@@ -153,7 +158,7 @@ impl SharedState {
     async fn retry_write(&self) -> Result<(), String> {
         if self.write_error.lock().is_some() {
             let mut cell = self.cell.lock().await;
-            let seen = cell.store.read().await.map_err(|why| no_access(&why))?;
+            let seen = cell.store.read().await.map_err(|why| self.no_access(&why))?;
             // A store that was never written stays so.
             if !seen.text.is_empty() {
                 self.write_store(&mut cell, &seen, seen.text.clone()).await?;
@@ -166,7 +171,7 @@ impl SharedState {
         let mut cell = self.cell.lock().await;
         let began = Instant::now();
         let StoreCell { store, seen } = &mut *cell;
-        let new = store.read_since(seen).await.map_err(|why| no_access(&why));
+        let new = store.read_since(seen).await.map_err(|why| self.no_access(&why));
         let read = new.and_then(|new| {
             let is_missing = new.as_ref().map_or(seen.is_missing, |new| new.is_missing);
             // A disk that is not mounted looks the same as a store that was never written.
@@ -211,7 +216,7 @@ impl SharedState {
         let mut tried = None;
         let mut failed = false;
         for _ in 0..MAX_ATTEMPTS {
-            let seen = cell.store.read().await.map_err(|why| no_access(&why))?;
+            let seen = cell.store.read().await.map_err(|why| self.no_access(&why))?;
             let old = self.parse(&seen.text)?;
             let mut new = old.clone();
             let done = apply(&mut new)?;
@@ -238,16 +243,17 @@ impl SharedState {
             sleep(MAX_RETRY_PAUSE.mul_f64(rand::random())).await;
         }
         Err(format!(
-            "invitations not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again"
+            "{} not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again",
+            self.what
         ))
     }
 
     /// Parses the store's text. An empty store, for example on a disk that is not mounted, takes nothing away.
     fn parse(&self, text: &[u8]) -> Result<Enrolments, String> {
         if text.trim_ascii().is_empty() && **self.known.load() != Enrolments::default() {
-            return Err(foreign("the store is empty, keeping the last known state"));
+            return Err(self.foreign("the store is empty, keeping the last known state"));
         }
-        let content = Enrolments::parse(text).map_err(|why| foreign(&why))?;
+        let content = Enrolments::parse(text).map_err(|why| self.foreign(&why))?;
         Ok(content.expired(now()).unwrap_or(content))
     }
 
@@ -257,16 +263,17 @@ impl SharedState {
             self.changed.send_replace(());
         }
     }
-}
 
-/// Returns the error of a store that is not available now.
-fn no_access(cause: &SharedStateError) -> String {
-    format!("cannot access the store of invitations: {cause}")
-}
+    /// Returns the error of a store that is not available now.
+    fn no_access(&self, cause: &SharedStateError) -> String {
+        format!("cannot access the store of {}: {cause}", self.what)
+    }
 
-/// Returns the error of a store that contains something else.
-fn foreign(why: &str) -> String {
-    format!("cannot read invitations: {why}; name another store, or fix this one")
+    /// Returns the error of a store that contains something else.
+    fn foreign(&self, why: &str) -> String {
+        let Self { what, place, .. } = self;
+        format!("cannot read {what} in {place}: {why}; restore a copy of it, or name another store")
+    }
 }
 
 /// The error of a file that does not exist, and was never read.

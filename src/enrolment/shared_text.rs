@@ -10,8 +10,8 @@ use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::publish::shared_file;
 use tunnel_net::resolver::Resolver;
 
-/// The store of a text that is shared by all servers: a file, etcd, or a Secret of Kubernetes.
-pub trait TextStore: fmt::Debug + Send {
+/// The store of a text that is shared by all servers: a file, etcd, or a Secret of Kubernetes. Its display tells where.
+pub trait TextStore: fmt::Debug + fmt::Display + Send {
     /// Reads the text.
     ///
     /// # Errors
@@ -56,7 +56,8 @@ pub struct VersionedText {
 }
 
 /// A text in a file, on a disk that all servers share.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, derive_more::Display)]
+#[display("{}", _0.display())]
 pub struct FileTextStore(PathBuf);
 
 impl FileTextStore {
@@ -97,7 +98,8 @@ impl TextStore for FileTextStore {
 const OWNER_ONLY: u32 = 0o600;
 
 /// A text in a key of an etcd cluster.
-#[derive(Debug)]
+#[derive(Debug, derive_more::Display)]
+#[display("{} of etcd", key.escape_ascii())]
 pub struct EtcdTextStore {
     /// The members of the cluster.
     members: EtcdClient,

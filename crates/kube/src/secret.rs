@@ -9,7 +9,8 @@ use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use tunnel_base::silence::unless_silent;
 
 /// A shared text in a Secret of this server's namespace, under one key.
-#[derive(Debug)]
+#[derive(Debug, derive_more::Display)]
+#[display("{key} of Secret {name}")]
 pub struct SecretEntry {
     cluster: Cluster,
     name: String,
