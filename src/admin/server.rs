@@ -8,6 +8,7 @@ pub(crate) mod nodes;
 
 use std::convert::identity;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use http::{Method, StatusCode};
 use tokio::time::Instant;
@@ -238,7 +239,7 @@ impl AdminContext {
             state: state.into(),
             link: None,
             since: self.clock.time(relayed.started),
-            resume_count: relayed.resumed,
+            resume_count: relayed.resumed.load(Relaxed),
             sent_bytes: to_acceptor,
             received_bytes: to_opener,
         })

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::time::Instant;
 
@@ -26,6 +28,8 @@ pub(crate) struct RelayedUserSession {
     context: Arc<ListenerContext>,
     access: AccessLogEntry,
     alive: ActiveSessionGuard,
+    /// Number of times it was resumed here.
+    resumed: Arc<AtomicU32>,
     _permit: SessionPermit,
 }
 
@@ -68,19 +72,22 @@ impl AuthorizedRequest {
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
         // It keeps start and count of the parked one, so that lists show one session instead of its paths.
+        let (started, resumed) = parked.map(|parked| (parked.started, parked.resumed)).unzip();
+        let resumed = resumed.unwrap_or_default();
+        resumed.fetch_add(access.resumed, Relaxed);
         let relayed = RelayedSession {
             device,
             target: access.target.clone(),
             client: access.client.clone(),
-            started: parked.as_ref().map_or_else(Instant::now, |parked| parked.started),
-            resumed: access.resumed + parked.map_or(0, |parked| parked.resumed),
+            started: started.unwrap_or_else(Instant::now),
+            resumed: resumed.clone(),
         };
         let subject = SessionSubject { relayed: Some(Box::new(relayed)), ..(&access).into() };
         let judge = move |change: &_| basis.judge(change).map_err(|denial| denial.to_string());
         match context.judged.add(subject, judge) {
             Ok(judged) => {
                 let alive = context.metrics.sessions.start(access.listener);
-                Ok(RelayedUserSession { judged, context, access, alive, _permit: permit })
+                Ok(RelayedUserSession { judged, context, access, alive, resumed, _permit: permit })
             }
             Err(why) => Err(DeniedRequest::new(Denial::Forbidden(why), access, &context, from)),
         }
@@ -96,7 +103,12 @@ impl RelayedUserSession {
     /// Writes the access line of a session, or of its path through this server. In the second case it is parked.
     pub(crate) fn end(mut self, ended: RelayOutcome) {
         let RelayOutcome { why, to_acceptor, to_opener } = ended;
-        if why.is_none() {
+        // The opener of a session whose node is not found tries again.
+        let fails = why.as_ref().is_some_and(|why| why.code == ErrorCode::NodeNotConnected);
+        if fails {
+            self.resumed.fetch_sub(self.access.resumed, Relaxed);
+        }
+        if why.is_none() || fails && self.access.resumed > 0 {
             let until = Instant::now() + self.context.route.resume_timeout;
             self.context.judged.park(self.judged.clone(), until);
         }

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -73,7 +73,7 @@ pub struct RelayedSession {
     /// Start of the session, as far as this process knows.
     pub started: Instant,
     /// Number of times it was resumed here.
-    pub resumed: u32,
+    pub resumed: Arc<AtomicU32>,
 }
 
 impl From<&AccessLogEntry> for SessionSubject {

@@ -212,3 +212,29 @@ async fn an_operator_sees_and_ends_a_login_that_has_had_no_line_for_long() {
     assert_eq!(tunnel_sessions(&socket, "end --user alice").await.unwrap(), "1 session ended");
     wait_until("the node has ended it", || edge.table.is_empty()).await;
 }
+
+/// The line of the node is down for longer than a server searches.
+#[tokio::test]
+async fn a_resume_that_finds_no_node_changes_neither_age_nor_count_of_the_session() {
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let socket = place.path().join("admin.sock");
+    let server =
+        users::server(&place, &format!("[server.admin]\nlisten = \"unix:{}\"\n", socket.display())).await;
+    let to_edge = Line::to(server.server.bound.grpc).await;
+    let _edge = start_edge(&place.edge("node1", to_edge.at, ""));
+    server.wait_for_node("node1").await;
+    let links = link(&place, &Line::to(server.server.bound.grpc).await).await;
+    let mut login = users::open(&links, &at("node1", echo)).await.unwrap();
+    pause_time();
+    sleep(Duration::from_secs(600)).await;
+    assert_session_echo(&mut login, "before").await;
+    cut(&to_edge, &server).await;
+    assert_session_echo(&mut login, "resumed").await;
+    let listed = tunnel_sessions(&socket, "").await.unwrap();
+    let row: Vec<_> = listed.lines().nth(1).unwrap().split_whitespace().collect();
+    assert!(row.contains(&"relayed") && row[6].starts_with("11m"), "{listed}");
+    assert_eq!(row[row.len() - 1], "1", "{listed}");
+    drop(login);
+    links.close().await;
+}

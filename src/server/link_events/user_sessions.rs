@@ -161,7 +161,7 @@ pub(super) fn judge_parked(
         target: Some(target),
         client: device.to_string(),
         started: now,
-        resumed: 0,
+        resumed: Arc::default(),
     };
     let subject = SessionSubject {
         id: Some(key.id),
