@@ -30,10 +30,10 @@ use tunnel_net::socket::{Connection, Socket};
 /// Returns an error if the session, stdin or stdout failed.
 pub(super) async fn carry(session: ConnectSession) -> CommandResult<()> {
     let failed = |cause: io::Error| interrupted(&cause.to_string());
-    let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    let stdin = io::stdin();
     let stdio = Stdio {
         is_terminal: stdin.is_terminal(),
-        input: tokio::fs::File::from_std(stdin.into()),
+        input: own(&stdin).map_err(failed)?,
         ended: false,
         output: Some(stdout().map_err(failed)?),
         failed: None,
@@ -173,10 +173,17 @@ impl AsyncWrite for Stdio {
 
 /// Returns stdout as a separate file; file descriptor 1 then points to /dev/null.
 fn stdout() -> io::Result<tokio::fs::File> {
-    let own = std::io::stdout().as_fd().try_clone_to_owned()?;
+    let own = own(&io::stdout())?;
     let nowhere = File::options().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&nowhere)?;
-    Ok(tokio::fs::File::from_std(own.into()))
+    Ok(own)
+}
+
+/// Returns a file descriptor as a separate file. Its threads wait in reads and writes, so what it shares with the caller
+/// becomes blocking, as shells also make it.
+fn own(fd: &impl AsFd) -> io::Result<tokio::fs::File> {
+    rustix::io::ioctl_fionbio(fd, false)?;
+    Ok(tokio::fs::File::from_std(fd.as_fd().try_clone_to_owned()?.into()))
 }
 
 /// Time after SIGHUP for the ends of both directions to be passed on.
@@ -184,11 +191,45 @@ const HANGUP_GRACE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::UnixStream;
 
     use crate::command::connect::session::ConnectStream;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_pipe_that_the_caller_has_made_non_blocking_is_read_and_written_to_its_end() {
+        let (input, mut to_input) = std::io::pipe().unwrap();
+        let (mut from_output, output) = std::io::pipe().unwrap();
+        for end in [input.as_fd(), output.as_fd()] {
+            rustix::io::ioctl_fionbio(end, true).unwrap();
+        }
+        let [mut reader, mut writer] = [own(&input).unwrap(), own(&output).unwrap()];
+        let reading = tokio::spawn(async move {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).await.map(|_| text)
+        });
+        // More than a pipe holds.
+        let long = vec![7; 300_000];
+        let written = long.clone();
+        let writing = tokio::spawn(async move {
+            writer.write_all(&written).await?;
+            writer.flush().await
+        });
+        tokio::task::yield_now().await;
+        std::io::Write::write_all(&mut to_input, b"later").unwrap();
+        drop((to_input, output));
+        assert_eq!(reading.await.unwrap().unwrap(), "later");
+        let all = std::thread::spawn(move || {
+            let mut read = Vec::new();
+            from_output.read_to_end(&mut read).map(|_| read)
+        });
+        writing.await.unwrap().unwrap();
+        assert!(all.join().unwrap().unwrap() == long);
+    }
 
     /// Neither direction has bytes that would reveal it.
     #[tokio::test(start_paused = true)]
