@@ -63,8 +63,8 @@ fn text(who: &WhoamiResponse) -> String {
 ///
 /// # Errors
 ///
-/// Returns an error if `client.toml` names no servers or has no token, or a file cannot be removed. Returns one after it
-/// has removed the files, if the servers may still accept the device.
+/// Returns an error if `client.toml` names no servers or has no token, no server confirms the end, or a file cannot be
+/// removed.
 pub async fn leave(_: LeaveArgs, env: &Environment) -> CommandResult {
     let links = client::joined(env)?;
     let file = env.client_file.clone().unwrap_or_default();
@@ -77,13 +77,13 @@ pub async fn leave(_: LeaveArgs, env: &Environment) -> CommandResult {
     let asked =
         query(None, &[], env, async |api: &AdminClient| api.post("/leave", String::new()).await).await;
     // The link may have ended together with the device, before the answer, or the device long before.
-    let is_left = match asked {
-        Ok(_) => Ok(()),
-        Err(why) => match UserUplinks::connect(links).await {
-            Err(UserLinkError::Denied(why)) if why.contains(USER_TOKEN_HINT) => Ok(()),
-            _ => Err(why),
-        },
-    };
+    if let Err(why) = asked {
+        match UserUplinks::connect(links).await {
+            Err(UserLinkError::Denied(why)) if why.contains(USER_TOKEN_HINT) => {}
+            // Without its token, the device could not leave later.
+            _ => return Err(CommandError { text: format!("{UNHEARD}: {why}\n  {BY_OPERATOR}"), ..why }),
+        }
+    }
     for file in ca.into_iter().chain([file]) {
         match std::fs::remove_file(&file) {
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
@@ -93,17 +93,12 @@ pub async fn leave(_: LeaveArgs, env: &Environment) -> CommandResult {
             _ => {}
         }
     }
-    match is_left {
-        Ok(()) => Ok(format!("the servers no longer accept this device\n{REST}")),
-        Err(why) => {
-            let text = format!("{STILL}: {why}\n  {BY_OPERATOR}\n{}", REST.trim_end());
-            Err(CommandError { text, ..why })
-        }
-    }
+    Ok(format!("the servers no longer accept this device\n{REST}"))
 }
 
-const STILL: &str = "the servers may still accept this device";
-const BY_OPERATOR: &str = "an operator ends it with tunnel invitations revoke --user USER --device DEVICE";
+const UNHEARD: &str = "no server has confirmed that this device ends";
+const BY_OPERATOR: &str = "client.toml and ca.crt are kept: try again later. Or remove them yourself, and let an operator end the device \
+     with tunnel invitations revoke --user USER --device DEVICE";
 /// What [`leave`] does not remove.
 const REST: &str = "client.toml and ca.crt are removed. Left are your own keys, what tunnel ssh-config --write wrote (--remove), and\n\
                     programs that run, now without a link: systemctl --user disable --now tunnel-proxy\n";

@@ -234,13 +234,16 @@ async fn a_user_sees_what_she_may_reach_and_her_device_leaves_as_it_came() {
     let device = "alice/laptop".parse().unwrap();
     server.server.enrolment.get().unwrap().revoke(&device, "test").await.unwrap();
     assert!(on_device(&place, "leave --yes").await.unwrap().contains("no longer accept"));
-    // No server is reached.
+    // No server is reached: the device keeps its proof, so that it can leave later.
     joined().await;
     server.server.shutdown(std::future::ready(())).await;
-    let left = on_device(&place, "leave --yes").await.unwrap_err();
-    let expected = "the servers may still accept this device: cannot link";
-    assert!(left.code == 69 && left.text.starts_with(expected), "{left:?}");
-    assert!(left.text.contains("tunnel invitations revoke --user") && !file.exists(), "{left}");
+    let kept = std::fs::read_to_string(&file).unwrap();
+    let failed = on_device(&place, "leave --yes").await.unwrap_err();
+    let expected = "no server has confirmed that this device ends: cannot link";
+    assert!(failed.code == 69 && failed.text.starts_with(expected), "{failed:?}");
+    assert!(failed.text.contains("tunnel invitations revoke --user"), "{failed}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), kept);
+    assert!(file.with_file_name("ca.crt").exists());
 }
 
 #[tokio::test]
