@@ -71,7 +71,7 @@ fn main() -> ExitCode {
         Command::Init(command_args) => command::init::run(&command_args),
         Command::Invite(command_args) => in_runtime(invitations::invite(command_args, &env)),
         Command::Join(command_args) => in_runtime(join::run(&command_args, &env, std::io::stdin())),
-        Command::Grant(command_args) => in_runtime(grants::grant(command_args, &env)),
+        Command::Grant(command_args) => in_runtime(grants::grant(command_args, &env, print_stderr)),
         Command::Grants(command_args) => in_runtime(grants::manage(command_args, &env)),
         Command::Invitations(command_args) => in_runtime(invitations::manage(command_args, &env)),
         #[cfg(feature = "server")]

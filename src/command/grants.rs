@@ -8,18 +8,19 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::admin::grants::GrantRequest;
+use crate::admin::nodes::NodesResponse;
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
 use crate::command::table::Table;
 use crate::command::{CommandResult, Format, examples, json};
 use crate::config::Environment;
 use crate::config::value::quantity;
-use crate::invitations::GrantSelection;
+use crate::invitations::{GrantSelection, ListedEnrolment};
 use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::grants::{FOR_EVER, Grant};
 use tunnel_base::serde_forms::ConfigPort;
 use tunnel_base::unix_time::now;
-use tunnel_proto::names::UserName;
+use tunnel_proto::names::{NodeName, UserName};
 use tunnel_proto::printable::one_line as clean;
 
 /// Arguments of `tunnel grant`.
@@ -108,16 +109,42 @@ pub(super) fn given_text(given: Value) -> String {
     format!("{}\nto revoke this: {revoke}\n", table(&[given]))
 }
 
-/// Gives a grant. Returns what was given, as lines for the terminal.
+/// Gives a grant. Returns what was given, as lines for the terminal. Notes what no server knows of it yet.
 ///
 /// # Errors
 ///
 /// Returns an error if no server responds, or it refuses.
-pub async fn grant(GrantArgs { user, nodes, terms, socket }: GrantArgs, env: &Environment) -> CommandResult {
+pub async fn grant(
+    GrantArgs { user, nodes, terms, socket }: GrantArgs,
+    env: &Environment,
+    print_note: impl Fn(&str),
+) -> CommandResult {
     let work = async |api: &AdminClient| {
-        Ok(api.choice.clone() + &given_text(terms.grant(&user, &nodes, api).await?))
+        let given = terms.grant(&user, &nodes, api).await?;
+        if let Some(note) = unknown(&user, &nodes, api).await {
+            print_note(&note);
+        }
+        Ok(api.choice.clone() + &given_text(given))
     };
     query(socket, &["server"], env, work).await
+}
+
+/// Returns a note of the user or nodes of a grant that no server knows, as they may be misspelt.
+async fn unknown(user: &UserName, nodes: &[NodeGlob], api: &AdminClient) -> Option<String> {
+    let joined: Vec<ListedEnrolment> = api.parse(&api.get("/invitations").await.ok()?).ok()?;
+    let all: NodesResponse = api.parse(&api.get("/nodes").await.ok()?).ok()?;
+    let is_complete = all.servers.iter().all(|server| server.state == "complete");
+    let linked = all.nodes.into_iter().map(|one| one.name).chain(all.down.into_iter().map(|one| one.name));
+    let known: Vec<NodeName> = linked
+        .chain(joined.iter().filter_map(|one| one.node.clone()))
+        .filter_map(|name| name.parse().ok())
+        .collect();
+    let has_device = joined.iter().any(|one| one.user.as_deref() == Some(user.as_str()));
+    let no_device = (!has_device).then(|| format!("{user} has no device and no invitation"));
+    let is_unknown = |glob: &&NodeGlob| is_complete && !known.iter().any(|node| glob.matches(node));
+    let unmatched = nodes.iter().filter(is_unknown).map(|glob| format!("no known node matches {glob}"));
+    let notes: Vec<_> = no_device.into_iter().chain(unmatched).collect();
+    (!notes.is_empty()).then(|| format!("note: {}", notes.join("; ")))
 }
 
 /// Lists the grants, or revokes some.

@@ -1,5 +1,6 @@
 //! Machines that join by invitation, at servers that share the invitations.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -63,7 +64,12 @@ pub(crate) async fn run(socket: &Path, line: &str) -> Result<String, CommandErro
     match Args::parse_from(words).command {
         Command::Invite(invite_args) => invitations::invite(invite_args, &Environment::default()).await,
         Command::Invitations(more) => invitations::manage(more, &Environment::default()).await,
-        Command::Grant(args) => grants::grant(args, &Environment::default()).await,
+        Command::Grant(args) => {
+            let notes = RefCell::new(String::new());
+            let print = |line: &str| *notes.borrow_mut() += &format!("{line}\n");
+            let given = grants::grant(args, &Environment::default(), print).await?;
+            Ok(notes.take() + &given)
+        }
         Command::Grants(more) => grants::manage(more, &Environment::default()).await,
         other => panic!("{other:?}"),
     }

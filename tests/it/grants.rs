@@ -119,6 +119,7 @@ async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_not
     let mut first = granted(&bob, &at("node1", echo)).await;
     assert!(open(&bob, &at("node2", echo)).await.is_err(), "by the one of a newer server");
     let given = run(&socket, "grant bob --nodes node2 --for ever").await.unwrap();
+    assert!(!given.contains("note:"), "{given}");
     let (given, id) = given.trim().rsplit_once("to revoke this: tunnel grants revoke ").unwrap();
     assert!(given.contains(" for ever "), "{given}");
     let mut second = granted(&bob, &at("node2", echo)).await;
@@ -132,6 +133,9 @@ async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_not
     assert_session_echo(&mut second, "has its own grant").await;
     let listed = run(&socket, "grants").await.unwrap();
     assert!(listed.contains("for ever") && listed.contains("gives nothing here"), "{listed}");
+    let unknown = run(&socket, "grant bop --nodes node2,shop-* --for 1h").await.unwrap();
+    let note = "note: bop has no device and no invitation; no known node matches shop-*";
+    assert!(unknown.lines().any(|line| line == note), "{unknown}");
     assert_eq!(run(&socket, &format!("grants revoke {id}")).await.unwrap(), "grants revoked: 1");
     let by = |id: &str, result: &str| {
         let text = lines.text();
