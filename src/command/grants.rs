@@ -163,7 +163,13 @@ pub async fn manage(args: GrantsArgs, env: &Environment) -> CommandResult {
             });
         };
         let revoked: usize = api.parse(&api.post("/grants/revoke", json(&selection)).await?)?;
-        Ok(format!("{}grants revoked: {revoked}", api.choice))
+        let rest = selection.user.map_or_else(String::new, |user| {
+            format!(
+                "\nrules of the servers' config that name {user} remain, if there are any; of an admin over her link also \
+                 grants that her rules do not cover"
+            )
+        });
+        Ok(format!("{}grants revoked: {revoked}{rest}", api.choice))
     };
     query(args.socket, &["server"], env, work).await
 }

@@ -151,6 +151,11 @@ async fn a_grant_ends_with_time_or_by_its_id_and_one_of_a_newer_server_gives_not
     wait_until("its line names the grant that it had", || by(brief, "result=\"revoked\"")).await;
     let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(&store).unwrap()).unwrap();
     assert!(kept.to_string().contains(r#""only":"monday""#), "{kept}");
+    let of_bop = run(&socket, "grants revoke --user bop").await.unwrap();
+    assert!(
+        of_bop.starts_with("grants revoked: 1\nrules of the servers' config that name bop remain"),
+        "{of_bop}"
+    );
     let none = run(&socket, "grants revoke --by alice").await.unwrap_err();
     assert!(none.text.contains("there is no such grant"), "{none}");
 }
