@@ -204,6 +204,9 @@ fn renew(cert_args: &SigningCaArgs) -> CommandResult {
             "{text}{dir} contains no certificate of this CA; name the folder that tunnel init has made with --dir"
         )));
     }
+    if text.matches("server.crt and").count() > 1 {
+        text += "note: servers use one of these server.crt, that which you copied to them last: each has the names of its `tunnel cert issue`\n";
+    }
     Ok(format!(
         "{text}next: copy each pair over the earlier one on its machines; servers and edges reload it within 6 s\n"
     ))
@@ -293,6 +296,7 @@ mod tests {
             "server/certs/server.key",
         ];
         assert_eq!(changed, pairs, "{output}");
+        assert!(!output.contains("note:"), "{output}");
         let key = Path::new(&dir).join("server/certs/server.key");
         assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o777, 0o600);
     }
@@ -326,6 +330,9 @@ mod tests {
         let there = |file: &str| Path::new(&dir).join(file).exists();
         assert!(there("server-b.test/server.key") && there("client-b/client.crt"));
         assert!(there("client-system-kube-apiserver/egress-selector.yaml"));
+        let renewed = tunnel(&["cert", "renew", "--dir", &dir]).unwrap();
+        let note = "note: servers use one of these server.crt, that which you copied to them last: ";
+        assert!(renewed.contains(note), "{renewed}");
         let again = tunnel(&["cert", "issue", "client", "b", "--dir", &dir]).unwrap_err();
         assert_eq!(again.code, 73);
         let bad = tunnel(&["cert", "issue", "client", "a*", "--dir", &dir]).unwrap_err();
