@@ -73,9 +73,13 @@ pub fn config(ssh_arguments: &SshConfigArgs, env: &Environment) -> CommandResult
             "{wrong:?}: expected a node's name, or a pattern with * and ?"
         )));
     }
+    let is_all = |name: &&String| name.contains('*') && name.chars().all(|c| matches!(c, '*' | '?'));
+    let warning = ssh_arguments.nodes.iter().find(is_all).map_or_else(String::new, |all| {
+        format!("# warning: {all} covers every host that ssh reaches, also those that are no nodes\n")
+    });
     let hosts = ssh_arguments.nodes.join(" ");
-    let block = format!("Host {hosts}\n  ProxyCommand {}\n", proxy_command(&ssh_arguments.client)?);
-    if ssh_arguments.write { include::set(env, Some(&block)) } else { Ok(block) }
+    let block = format!("{warning}Host {hosts}\n  ProxyCommand {}\n", proxy_command(&ssh_arguments.client)?);
+    if ssh_arguments.write { Ok(include::set(env, Some(&block))? + &warning) } else { Ok(block) }
 }
 
 /// Returns an inventory of these nodes for Ansible: group `tunnel`, with this program as ssh's ProxyCommand. The server
@@ -316,6 +320,10 @@ mod tests {
         for (word, expected) in
             [("a", "a"), ("it's", "'it'\\''s'"), ("$x", "'$x'"), ("[::1]:2", "'[::1]:2'"), ("50%h", "50%%h")]
         {
+        for all in ["*", "**", "?*"] {
+            let text = block(&["node1", all]).unwrap();
+            assert!(text.starts_with(&format!("# warning: {all} covers every host")), "{text}");
+        }
             assert_eq!(quoted(word), expected);
         }
     }
