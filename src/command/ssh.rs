@@ -3,9 +3,9 @@
 mod include;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process;
 
 use clap::ValueHint;
@@ -175,7 +175,10 @@ fn proxy_command(client: &ClientArgs) -> CommandResult {
 
 /// Returns this program with a command and the given flags, quoted for ssh and its shell.
 fn command_line(command: &str, client: &ClientArgs) -> CommandResult {
-    let program = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
+    let called = std::env::args_os().next().unwrap_or_default();
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let program = std::env::current_exe().ok().map(|exe| as_called(exe, Path::new(&called), &dirs));
+    let program = program.and_then(|path| path.into_os_string().into_string().ok());
     let mut words = vec![program.unwrap_or_else(|| "tunnel".to_owned()), command.to_owned()];
     words.extend(client.server.iter().map(|server| format!("--server={server}")));
     words.extend(client.user.iter().map(|user| format!("--user={user}")));
@@ -198,6 +201,13 @@ fn command_line(command: &str, client: &ClientArgs) -> CommandResult {
     }
     let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
     Ok(words.join(" "))
+}
+
+/// Returns the path by which `exe` was `called`, in one of these directories unless that is absolute. A symbolic link
+/// outlives an upgrade, which may remove what it leads to now.
+fn as_called(exe: PathBuf, called: &Path, dirs: &OsStr) -> PathBuf {
+    let is_exe = |at: &PathBuf| at.is_absolute() && at.canonicalize().is_ok_and(|at| at == exe);
+    std::env::split_paths(dirs).map(|dir| dir.join(called)).find(is_exe).unwrap_or(exe)
 }
 
 /// Returns a path that does not depend on the working directory.
@@ -310,8 +320,34 @@ mod tests {
         let text = block(&["edge-*", "node1"]).unwrap();
         assert!(text.starts_with("Host edge-* node1\n  ProxyCommand /"), "{text}");
         assert!(text.ends_with(" connect --user=100%% --insecure '%h' %p\n"), "{text}");
+        for all in ["*", "**", "?*"] {
+            let text = block(&["node1", all]).unwrap();
+            assert!(text.starts_with(&format!("# warning: {all} covers every host")), "{text}");
+        }
         for wrong in ["a b", "a\nHost *", "#", "é"] {
             assert!(block(&[wrong]).unwrap_err().text.contains("expected a node's name"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_program_is_named_as_it_was_called_so_that_an_upgrade_keeps_the_config() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().canonicalize().unwrap().join(name);
+        for dir in ["tunnel-1.2", "bin", "other"] {
+            std::fs::create_dir(path(dir)).unwrap();
+        }
+        let exe = path("tunnel-1.2/tunnel");
+        std::fs::write(&exe, "").unwrap();
+        std::fs::write(path("other/tunnel"), "another version").unwrap();
+        let link = path("bin/tunnel");
+        std::os::unix::fs::symlink(&exe, &link).unwrap();
+        let dirs = std::env::join_paths([path("other"), path("bin")]).unwrap();
+        for called in ["tunnel".into(), link.clone()] {
+            assert_eq!(as_called(exe.clone(), &called, &dirs), link);
+        }
+        // A working directory, and a name that a caller made up.
+        for called in ["./tunnel", "-bash", "", "bin/tunnel"] {
+            assert_eq!(as_called(exe.clone(), Path::new(called), OsStr::new("/nowhere")), exe, "{called}");
         }
     }
 
@@ -320,10 +356,6 @@ mod tests {
         for (word, expected) in
             [("a", "a"), ("it's", "'it'\\''s'"), ("$x", "'$x'"), ("[::1]:2", "'[::1]:2'"), ("50%h", "50%%h")]
         {
-        for all in ["*", "**", "?*"] {
-            let text = block(&["node1", all]).unwrap();
-            assert!(text.starts_with(&format!("# warning: {all} covers every host")), "{text}");
-        }
             assert_eq!(quoted(word), expected);
         }
     }
