@@ -28,8 +28,8 @@ pub(crate) struct RelayedUserSession {
     context: Arc<ListenerContext>,
     access: AccessLogEntry,
     alive: ActiveSessionGuard,
-    /// Number of times it was resumed here.
-    resumed: Arc<AtomicU32>,
+    /// Number of times it was resumed here, if it was parked before.
+    parked: Option<Arc<AtomicU32>>,
     _permit: SessionPermit,
 }
 
@@ -67,27 +67,27 @@ impl AuthorizedRequest {
             ));
             return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
         }
-        let parked = self.context.judged.unpark(id);
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
+        let parked = context.judged.unpark(id);
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
         // It keeps start and count of the parked one, so that lists show one session instead of its paths.
-        let (started, resumed) = parked.map(|parked| (parked.started, parked.resumed)).unzip();
-        let resumed = resumed.unwrap_or_default();
+        let (started, parked) = parked.map(|parked| (parked.started, parked.resumed)).unzip();
+        let resumed = parked.clone().unwrap_or_default();
         resumed.fetch_add(access.resumed, Relaxed);
         let relayed = RelayedSession {
             device,
             target: access.target.clone(),
             client: access.client.clone(),
             started: started.unwrap_or_else(Instant::now),
-            resumed: resumed.clone(),
+            resumed,
         };
         let subject = SessionSubject { relayed: Some(Box::new(relayed)), ..(&access).into() };
         let judge = move |change: &_| basis.judge(change).map_err(|denial| denial.to_string());
         match context.judged.add(subject, judge) {
             Ok(judged) => {
                 let alive = context.metrics.sessions.start(access.listener);
-                Ok(RelayedUserSession { judged, context, access, alive, resumed, _permit: permit })
+                Ok(RelayedUserSession { judged, context, access, alive, parked, _permit: permit })
             }
             Err(why) => Err(DeniedRequest::new(Denial::Forbidden(why), access, &context, from)),
         }
@@ -105,10 +105,11 @@ impl RelayedUserSession {
         let RelayOutcome { why, to_acceptor, to_opener } = ended;
         // The opener of a session whose node is not found tries again.
         let fails = why.as_ref().is_some_and(|why| why.code == ErrorCode::NodeNotConnected);
-        if fails {
-            self.resumed.fetch_sub(self.access.resumed, Relaxed);
+        let still_parked = self.parked.take().filter(|_| fails);
+        if let Some(resumed) = &still_parked {
+            resumed.fetch_sub(self.access.resumed, Relaxed);
         }
-        if why.is_none() || fails && self.access.resumed > 0 {
+        if why.is_none() || still_parked.is_some() {
             let until = Instant::now() + self.context.route.resume_timeout;
             self.context.judged.park(self.judged.clone(), until);
         }
