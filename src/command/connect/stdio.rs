@@ -191,7 +191,7 @@ const HANGUP_GRACE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::io::{Read as _, Write as _};
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::UnixStream;
@@ -208,26 +208,19 @@ mod tests {
             rustix::io::ioctl_fionbio(end, true).unwrap();
         }
         let [mut reader, mut writer] = [own(&input).unwrap(), own(&output).unwrap()];
-        let reading = tokio::spawn(async move {
-            let mut text = String::new();
-            reader.read_to_string(&mut text).await.map(|_| text)
-        });
         // More than a pipe holds.
         let long = vec![7; 300_000];
-        let written = long.clone();
-        let writing = tokio::spawn(async move {
-            writer.write_all(&written).await?;
-            writer.flush().await
-        });
-        tokio::task::yield_now().await;
-        std::io::Write::write_all(&mut to_input, b"later").unwrap();
-        drop((to_input, output));
-        assert_eq!(reading.await.unwrap().unwrap(), "later");
         let all = std::thread::spawn(move || {
             let mut read = Vec::new();
             from_output.read_to_end(&mut read).map(|_| read)
         });
-        writing.await.unwrap().unwrap();
+        let mut text = String::new();
+        let later = async move { to_input.write_all(b"later") };
+        let (read, written) = tokio::join!(reader.read_to_string(&mut text), later);
+        assert_eq!((read.unwrap(), written.unwrap(), &*text), (5, (), "later"));
+        writer.write_all(&long).await.unwrap();
+        writer.flush().await.unwrap();
+        drop((writer, output));
         assert!(all.join().unwrap().unwrap() == long);
     }
 
