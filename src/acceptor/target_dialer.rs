@@ -17,7 +17,7 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_net::dial::{AddressFailure, ConnectError, dial_target};
 use tunnel_net::fd_limit;
 use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
-use tunnel_net::os::announcement::announced;
+use tunnel_net::os::announcement::is_announced;
 use tunnel_net::resolver::{DnsLookupError, Resolver};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::names::{Host, NodeName, Target};
@@ -139,20 +139,22 @@ impl TargetDialer {
     /// The target is not allowed or cannot be reached. The error is for the client.
     pub async fn dial(&self, target: &Target, timeout: Duration) -> Result<DialledTarget, TargetDialError> {
         let deadline = Instant::now() + timeout;
-        let (here, mut found) = self.resolve(target, deadline).await?;
-        // Checked before it connects, because the connection would be the next client of a port that forwards to itself.
-        let own_ports = announced(&found, &here.all);
-        found.retain(|at| !own_ports.contains(at));
+        let (mut here, found) = self.resolve(target, deadline).await?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let socket = dial_target(&target.host, &found, left).await.map_err(|why| {
-            if own_ports.is_empty() { connect_error(&why) } else { self.own_port_error(target) }
+        // Checked before it connects, because the connection would be the next client of a port that forwards to itself.
+        let is_own_port = |at| is_announced(at, &here.all);
+        let dialled = dial_target(&target.host, &found, left, is_own_port).await;
+        let socket = dialled.map_err(|why| match found.iter().any(|at| is_own_port(*at)) {
+            true => self.own_port_error(target),
+            false => connect_error(&why),
         })?;
         let internal = |cause| SessionError::new(ErrorCode::Internal, cause);
         let peer = socket.peer_addr().map_err(internal)?;
         let from = socket.local_addr().map_err(internal)?;
         // Checked again, because the port, or this machine's address, may be new. A connection to an own address comes
         // from that address.
-        if !announced(&[peer], &[&here.all[..], &[from.ip()]].concat()).is_empty() {
+        here.all.push(from.ip());
+        if is_announced(peer, &here.all) {
             return Err(self.own_port_error(target).into());
         }
         // A connection to the unspecified address has loopback as its peer.

@@ -52,9 +52,19 @@ pub async fn dial(host: &Host, addresses: &[SocketAddr], timeout: Duration) -> D
     dial_in_order(host, &in_order(host, addresses), timeout).await
 }
 
-/// Like [`dial`], but for a target, which must not use the last file descriptors.
-pub async fn dial_target(host: &Host, addresses: &[SocketAddr], timeout: Duration) -> DialResult {
-    dial_with(host, &in_order(host, addresses), timeout, fd_limit::ensure_outside_reserve).await
+/// Like [`dial`], but for a target, which must not use the last file descriptors. An address fails at once if `is_barred`
+/// is true for it, which is asked just before it is dialled.
+pub async fn dial_target(
+    host: &Host,
+    addresses: &[SocketAddr],
+    timeout: Duration,
+    is_barred: impl Fn(SocketAddr) -> bool,
+) -> DialResult {
+    let check = |socket: &TcpSocket, at| match is_barred(at) {
+        true => Err(io::ErrorKind::PermissionDenied.into()),
+        false => fd_limit::ensure_outside_reserve(socket),
+    };
+    dial_with(host, &in_order(host, addresses), timeout, check).await
 }
 
 /// Like [`dial`], in the given order.
@@ -62,7 +72,7 @@ pub async fn dial_target(host: &Host, addresses: &[SocketAddr], timeout: Duratio
 /// The next address is tried as soon as one fails, and after 250 ms without an answer, while the earlier ones may still
 /// answer. So an unresponsive address costs hardly any time.
 pub async fn dial_in_order(host: &Host, addresses: &[SocketAddr], timeout: Duration) -> DialResult {
-    dial_with(host, addresses, timeout, |_| Ok(())).await
+    dial_with(host, addresses, timeout, |_, _| Ok(())).await
 }
 
 /// Like [`dial_in_order`], with a check of each socket before it connects.
@@ -70,7 +80,7 @@ async fn dial_with(
     host: &Host,
     addresses: &[SocketAddr],
     timeout: Duration,
-    check: impl Fn(&TcpSocket) -> io::Result<()>,
+    check: impl Fn(&TcpSocket, SocketAddr) -> io::Result<()>,
 ) -> DialResult {
     let start = Instant::now();
     let check = &check;
@@ -102,7 +112,9 @@ async fn dial_with(
             () = sleep_until(start + timeout) => break,
             () = sleep_if_before(next), if left.len() > 0 => {
                 next = Instant::now() + delay;
-                trying.extend(left.next().map(|&at| async move { (at, connect(at, check).await) }));
+                trying.extend(left.next().map(|&at| async move {
+                    (at, connect(at, |socket| check(socket, at)).await)
+                }));
             }
         }
     }
@@ -348,6 +360,22 @@ mod tests {
         let socket = dial(&named("order.test"), &[closed().await, open], SOON).await.unwrap();
         assert_eq!(socket.peer_addr().unwrap(), open);
         assert!(socket.nodelay().unwrap() && SockRef::from(&socket).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn an_address_is_checked_just_before_it_is_dialled_and_a_barred_one_is_not() {
+        let [barred, open, other] =
+            std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = [&barred, &open, &other].map(|listener| listener.local_addr().unwrap());
+        let asked = Mutex::new(Vec::new());
+        let is_barred = |at| {
+            asked.lock().push(at);
+            at == addresses[0]
+        };
+        let socket = dial_target(&named("barred.test"), &addresses, SOON, is_barred).await.unwrap();
+        assert_eq!((socket.peer_addr().unwrap(), &asked.lock()[..]), (addresses[1], &addresses[..2]));
+        barred.set_nonblocking(true).unwrap();
+        assert_eq!(barred.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[tokio::test]

@@ -25,9 +25,9 @@ pub mod announcement {
         }
     }
 
-    /// Returns none.
-    pub fn announced(_addresses: &[SocketAddr], _own: &[IpAddr]) -> Vec<SocketAddr> {
-        Vec::new()
+    /// Returns false.
+    pub fn is_announced(_at: SocketAddr, _own: &[IpAddr]) -> bool {
+        false
     }
 }
 

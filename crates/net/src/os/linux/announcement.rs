@@ -37,17 +37,13 @@ impl PortAnnouncement {
     }
 }
 
-/// Returns those of a target's addresses at which a process of this program listens. `own` are this machine's
-/// addresses.
+/// Returns true if a process of this program listens at a target's address. `own` are this machine's addresses.
 ///
 /// Any user can announce a port, so an announcement is only trusted from the user who also listens on it.
-pub fn announced(addresses: &[SocketAddr], own: &[IpAddr]) -> Vec<SocketAddr> {
-    let is_here = |ip: IpAddr| ip.is_loopback() || own.iter().any(|own| own.to_canonical() == ip);
-    addresses
-        .iter()
-        .copied()
-        .filter(|at| is_here(destination(*at).ip()) && is_announced(destination(*at)))
-        .collect()
+pub fn is_announced(at: SocketAddr, own: &[IpAddr]) -> bool {
+    let at = destination(at);
+    let is_here = at.ip().is_loopback() || own.iter().any(|own| own.to_canonical() == at.ip());
+    is_here && is_announced_here(at)
 }
 
 /// Returns where a connection to an address goes: for the unspecified address that is loopback.
@@ -60,7 +56,7 @@ fn destination(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, at.port())
 }
 
-fn is_announced(at: SocketAddr) -> bool {
+fn is_announced_here(at: SocketAddr) -> bool {
     match listening_at(at) {
         Ok(None) => false,
         Ok(Some(listener)) => {
@@ -148,7 +144,7 @@ mod tests {
     use super::*;
 
     fn is_announced(at: SocketAddr) -> bool {
-        !announced(&[at], &[at.ip()]).is_empty()
+        super::is_announced(at, &[at.ip()])
     }
 
     #[tokio::test]
