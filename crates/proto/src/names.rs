@@ -192,10 +192,17 @@ impl SessionId {
 
     /// Returns the whole ID, as sent in `topic`. It is a secret: never log it.
     pub fn topic(self) -> String {
-        let part = |shift: u32| self.0 >> shift & 0xffff;
-        let first = self.0 >> 96;
-        let last = self.0 & 0xffff_ffff_ffff;
-        format!("{first:08x}-{:04x}-{:04x}-{:04x}-{last:012x}", part(80), part(64), part(48))
+        // Not formatted, because each frame has it.
+        let mut text = String::with_capacity(36);
+        for byte in self.0.to_be_bytes() {
+            if DASHES.contains(&text.len()) {
+                text.push('-');
+            }
+            for digit in [byte >> 4, byte & 0xf] {
+                text.push(char::from(if digit < 10 { b'0' + digit } else { b'a' - 10 + digit }));
+            }
+        }
+        text
     }
 }
 
@@ -313,16 +320,22 @@ impl FromStr for UserDevice {
     }
 }
 
+/// The places of the dashes in a session's whole ID.
+const DASHES: [usize; 4] = [8, 13, 18, 23];
+
 impl FromStr for SessionId {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let dashes = text.bytes().enumerate().all(|(i, b)| (b == b'-') == matches!(i, 8 | 13 | 18 | 23));
-        let digits: String = text.chars().filter(|c| *c != '-').collect();
-        if text.len() != 36 || !dashes || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(NameError::Session);
+        let mut bits = 0;
+        for (at, byte) in text.bytes().enumerate() {
+            match char::from(byte).to_digit(16) {
+                Some(digit) if !DASHES.contains(&at) => bits = bits << 4 | u128::from(digit),
+                None if byte == b'-' && DASHES.contains(&at) => {}
+                _ => return Err(NameError::Session),
+            }
         }
-        u128::from_str_radix(&digits, 16).map(Self).map_err(|_| NameError::Session)
+        if text.len() == 36 { Ok(Self(bits)) } else { Err(NameError::Session) }
     }
 }
 
@@ -547,6 +560,23 @@ mod tests {
             assert_eq!(Target { host: host.clone(), port }.to_string(), target);
             assert!(node.matches_host(&host) && node.matches_host(&"localhost".parse().unwrap()));
             assert!(!node.matches_host(&"192.168.4.33".parse().unwrap()));
+        }
+    }
+
+    #[test]
+    fn only_a_uuid_is_a_whole_session_id() {
+        let text = "01234567-89ab-4def-8123-456789abcDEF";
+        let id: SessionId = text.parse().unwrap();
+        assert_eq!(id.topic(), text.to_lowercase());
+        let far = "0".repeat(36);
+        for bad in [
+            &text[1..],
+            "0123456-789ab-4def-8123-456789abcdef",
+            &far,
+            &format!("{text}0"),
+            "é1234567-89ab-4def-8123-456789abcde",
+        ] {
+            assert_eq!(bad.parse::<SessionId>(), Err(NameError::Session), "{bad}");
         }
     }
 
