@@ -55,6 +55,10 @@ pub(crate) enum SessionOrigin {
 }
 
 impl SessionOrigin {
+    fn role(&self) -> &'static str {
+        if let Self::Here { .. } = self { "opener" } else { "acceptor" }
+    }
+
     /// Returns the user's device that has opened it, and the target, unless it was opened here or for another party.
     pub(super) fn device(&self) -> Option<(&UserDevice, &Target)> {
         match self {
@@ -114,7 +118,7 @@ impl SharedSession {
         let session = key.id;
         let node = &key.node;
         let on = logged.link.map(tracing::field::display);
-        debug!(%session, epoch = logged.epoch, link = on, %node, role = logged.role, "session created");
+        debug!(%session, epoch = logged.epoch, link = on, %node, role = origin.role(), "session created");
         Arc::new(Self {
             key,
             table: Arc::downgrade(table),
@@ -246,7 +250,9 @@ impl SharedSession {
         let (result, actions) = step(&mut inner);
         let consequences = Consequences::take(&mut inner, before, &actions, link, &self.stay);
         drop(inner);
-        consequences.carry_out(self);
+        if let Some(consequences) = consequences {
+            consequences.carry_out(self);
+        }
         result
     }
 
@@ -339,15 +345,22 @@ struct Forgotten {
 }
 
 impl Consequences {
+    /// Returns `None` if nothing follows, as from most steps.
     fn take(
         inner: &mut Inner,
         before: LoggedState,
         actions: &Actions,
         link: Option<&Arc<Link>>,
         stay: &AtomicU64,
-    ) -> Self {
+    ) -> Option<Self> {
         let now = LoggedState::of(&inner.state);
         let moved = (now.link != before.link).then(|| inner.follow_path(link, stay));
+        // After the path was followed: the turns are those of the link that the session is on now.
+        let request = inner.take_request();
+        let search = inner.take_search();
+        if now == before && *actions == Actions::default() && request.is_none() && search.is_none() {
+            return None;
+        }
         let lost = actions.left.then_some(before.epoch);
         let wakers = [
             inner.reader.take_if(|_| actions.read),
@@ -359,13 +372,10 @@ impl Consequences {
             why: inner.state.ended().map(|why| why.code),
             permit: inner.permit.take(),
         });
-        // After the path was followed: the turns are those of the link that the session is on now.
-        let request = inner.take_request();
-        let search = inner.take_search();
         let is_logged = now != before && enabled!(Level::DEBUG);
         let why = inner.state.ended().filter(|_| is_logged).cloned();
         let transition = is_logged.then_some(LoggedTransition { before, now, why });
-        Self { transition, wakers, moved, lost, request, forgotten, search }
+        Some(Self { transition, wakers, moved, lost, request, forgotten, search })
     }
 
     fn carry_out(self, session: &Arc<SharedSession>) {

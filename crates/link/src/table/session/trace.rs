@@ -15,7 +15,6 @@ pub(super) struct LoggedState {
     pub(super) epoch: u64,
     pub(super) link: Option<LinkId>,
     resumed: u32,
-    pub(super) role: &'static str,
 }
 
 /// A change to be logged once the lock is released.
@@ -28,13 +27,7 @@ pub(super) struct LoggedTransition {
 
 impl LoggedState {
     pub(super) fn of(state: &SessionState) -> Self {
-        Self {
-            phase: state.phase(),
-            epoch: state.epoch(),
-            link: state.path(),
-            resumed: state.resumed(),
-            role: if state.is_opener() { "opener" } else { "acceptor" },
-        }
+        Self { phase: state.phase(), epoch: state.epoch(), link: state.path(), resumed: state.resumed() }
     }
 
     /// Returns the log message for the change.
@@ -64,6 +57,6 @@ impl LoggedTransition {
         let session = core.key.id;
         let node = &core.key.node;
         let what = now.sentence(&before);
-        debug!(%session, epoch = now.epoch, link, %node, role = now.role, error = why, "{what}");
+        debug!(%session, epoch = now.epoch, link, %node, role = core.origin.role(), error = why, "{what}");
     }
 }
