@@ -27,11 +27,12 @@ pub fn plain_text(text: &str) -> String {
 }
 
 /// Returns true if a character has no effect but its own glyph.
+#[inline]
 pub fn is_printable(c: char) -> bool {
     let separates = matches!(c, '\u{2028}' | '\u{2029}');
     let directs =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    !(c.is_control() || separates || directs)
+    c.is_ascii_graphic() || c == ' ' || !(c.is_control() || separates || directs)
 }
 
 /// Maximum length of a remote's text in bytes.
