@@ -161,23 +161,25 @@ impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
 
     /// Moves, adds or removes a key of a source, and moves the source by their number.
     fn place(&mut self, source: &S, before: Option<Place<K>>, after: Option<Place<K>>) {
-        if let Some(rank) = self.rank(source) {
+        let count = self.count(source);
+        if let Some(rank) = self.rank(source, count) {
             self.by_count.remove(&rank);
         }
         if before.is_some() {
             self.by_source.remove(&(source.clone(), before));
         }
         self.by_source.extend(after.map(|place| (source.clone(), Some(place))));
-        match self.count(source) + usize::from(after.is_some()) - usize::from(before.is_some()) {
+        let count = count + usize::from(after.is_some()) - usize::from(before.is_some());
+        match count {
             0 => self.counts.remove(source),
-            count => self.counts.insert(source.clone(), count),
+            _ => self.counts.insert(source.clone(), count),
         };
-        self.by_count.extend(self.rank(source));
+        self.by_count.extend(self.rank(source, count));
     }
 
-    fn rank(&self, source: &S) -> Option<SourceRank<S>> {
+    fn rank(&self, source: &S, count: usize) -> Option<SourceRank<S>> {
         let (active, since, _) = self.first(source)?;
-        Some((self.count(source), Reverse((active, since)), source.clone()))
+        Some((count, Reverse((active, since)), source.clone()))
     }
 
     /// Returns the key that a source loses first.
