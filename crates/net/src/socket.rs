@@ -240,9 +240,11 @@ impl<T: Connection> ChunkStream for Socket<T> {
     }
 
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
-        ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
-        self.finished = true;
+        if !self.finished {
+            ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+            ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
+            self.finished = true;
+        }
         Poll::Ready(Ok(()))
     }
 
