@@ -64,8 +64,10 @@ impl Drain {
     pub fn spawn<F: Future<Output = ()> + Send + 'static>(&self, span: Span, task: F) {
         let done = self.enter();
         let id = done.id;
-        // An async block around the task would hold it twice, and each of thousands of links has three tasks.
-        let tracked = self.tasks.track_future(task.map(move |()| drop(done)).instrument(span));
+        // Boxed, so that the compiler generates tokio's code for tasks once, and not for each kind of task. An async
+        // block around the task would hold it twice, and each of thousands of links has three tasks.
+        let task = task.boxed().map(move |()| drop(done));
+        let tracked = self.tasks.track_future(task.instrument(span));
         #[expect(
             clippy::disallowed_methods,
             reason = "the one place that spawns: tracked, with a span, aborted at the end"
