@@ -7,13 +7,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tokio_util::either::Either;
 use tracing::info_span;
 
 use crate::acceptor::target_dialer::{DialRight, DialledTarget, TargetDialer};
-use crate::acceptor::target_tls::{TargetTls, TlsTargetStream};
+use crate::acceptor::target_tls::TargetTls;
 use crate::session_io::judged::{JudgedSessions, UNTIL_CHANGED};
 use crate::session_io::rights::RightsChange;
 use crate::session_io::{LocalParty, OpenSession, run_session};
@@ -22,7 +20,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::table::handles::IncomingSession;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::socket::Socket;
+use tunnel_net::socket::{AnyConnection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// Accepts sessions and dials their targets: at an edge for servers, at a server for edges. Cheap to clone.
@@ -97,7 +95,7 @@ impl SessionAcceptor {
         run_session(opened, LocalParty::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 
-    async fn dial(&self, offer: &IncomingSession) -> Result<(TargetConnection, DialRight), SessionError> {
+    async fn dial(&self, offer: &IncomingSession) -> Result<(AnyConnection, DialRight), SessionError> {
         let target = &offer.target;
         let until = Instant::now() + offer.dial_timeout;
         let tls = match (&self.tls, offer.key().category) {
@@ -109,14 +107,11 @@ impl SessionAcceptor {
             }
         };
         let DialledTarget { socket, right } = self.dialer.dial(target, offer.dial_timeout).await?;
-        let Some(tls) = tls else { return Ok((Either::Left(socket), right)) };
+        let Some(tls) = tls else { return Ok((Box::new(socket), right)) };
         let stream = tls.connect(socket, target, until, &self.pool).await?;
-        Ok((Either::Right(Box::new(stream)), right))
+        Ok((Box::new(stream), right))
     }
 }
-
-/// The connection that a [`TargetDialer`] has opened to a target, with TLS or without.
-type TargetConnection = Either<TcpStream, Box<TlsTargetStream>>;
 
 /// Returns the client's IP address from the text that a server sent: `10.0.0.1:5`, or `user@10.0.0.1:5`.
 fn address(client: &str) -> IpAddr {

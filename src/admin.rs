@@ -26,6 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use http::header::ACCEPT;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
@@ -33,7 +35,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tracing::{Span, debug, info_span};
 
@@ -66,6 +67,7 @@ use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
 use tunnel_net::listen::{Accept, TcpListenSocket};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
+use tunnel_net::socket::Connection;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::handshake_limits;
 use tunnel_net::unix_accept::UnixAccept;
@@ -186,14 +188,14 @@ impl ConnectionHandler for AdminConnectionHandler {
         info_span!("admin", remote_addr = %from)
     }
 
-    async fn handle(self: Arc<Self>, Accepted { socket, from, permit }: Accepted) {
+    async fn handle(self: Arc<Self>, Accepted { mut socket, from, permit }: Accepted) {
         let Some(tls) = &self.tls else {
-            return self.serve(socket, AdminRequester::Address(from.ip(), None), &permit).await;
+            return self.serve(&mut socket, AdminRequester::Address(from.ip(), None), &permit).await;
         };
         let metrics = &self.admin.metrics;
         match tls.accept(socket, from, &permit, &metrics.refusals).await {
-            Ok((stream, certificate)) => {
-                self.serve(stream, AdminRequester::Address(from.ip(), certificate), &permit).await;
+            Ok((mut stream, certificate)) => {
+                self.serve(&mut stream, AdminRequester::Address(from.ip(), certificate), &permit).await;
             }
             Err(reason) => metrics.connections_rejected.count(reason),
         }
@@ -205,26 +207,21 @@ impl ConnectionHandler<UnixStream> for AdminConnectionHandler {
         info_span!("admin", socket = true)
     }
 
-    async fn handle(self: Arc<Self>, accepted: Accepted<UnixStream>) {
+    async fn handle(self: Arc<Self>, mut accepted: Accepted<UnixStream>) {
         // The system cannot name a client that has disconnected.
         let Ok(user) = accepted.socket.peer_cred() else { return };
-        self.serve(accepted.socket, AdminRequester::LocalUser(user.uid()), &accepted.permit).await;
+        self.serve(&mut accepted.socket, AdminRequester::LocalUser(user.uid()), &accepted.permit).await;
     }
 }
 
 impl AdminConnectionHandler {
     /// Answers the requests of one connection.
-    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(
-        &self,
-        socket: S,
-        requester: AdminRequester,
-        permit: &Permit,
-    ) {
+    async fn serve(&self, socket: &mut dyn Connection, requester: AdminRequester, permit: &Permit) {
         let answer = |http| {
             let request = AdminRequest { http, requester: &requester };
-            self.admin.answer(request, self.port, &self.drain)
+            self.admin.answer(request, self.port, &self.drain).boxed()
         };
-        serve_connection(socket, answer, &self.drain, permit).await;
+        serve_connection(socket, &answer, &self.drain, permit).await;
     }
 }
 
@@ -267,15 +264,12 @@ impl AdminContext {
     }
 }
 
-async fn serve_connection<S, A>(
-    socket: S,
-    answer: impl Fn(Request<Incoming>) -> A + Send + Sync,
+async fn serve_connection<'a>(
+    socket: &mut dyn Connection,
+    answer: &(dyn Fn(Request<Incoming>) -> BoxFuture<'a, Response<AdminBody>> + Sync),
     drain: &Drain,
     permit: &Permit,
-) where
-    S: AsyncRead + AsyncWrite + Unpin + Send,
-    A: Future<Output = Response<AdminBody>> + Send,
-{
+) {
     let answer = |request| async {
         permit.mark_active();
         let answer = answer(request).await;

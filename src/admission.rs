@@ -52,16 +52,13 @@ use tunnel_base::unix_time::now;
 use tunnel_net::limiter::{AcquireError, FairLimiter, Permit, PermitLimits, Source};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
-use tunnel_net::socket::Connection;
+use tunnel_net::socket::AnyConnection;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::names::{DeviceName, Host, NodeName, SessionId, Target};
 
 /// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {
-    /// The stream that carries the session's bytes: the accepted stream, TLS over it, or another wrapper of it.
-    type Connection: Connection;
-
     /// Returns a short response to a client that is rejected before its head is read. Empty by default.
     fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
         Bytes::new()
@@ -76,7 +73,7 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
         &self,
         socket: S,
         admission: &mut Admission,
-    ) -> impl Future<Output = AdmissionOutcome<Self::Connection>> + Send;
+    ) -> impl Future<Output = AdmissionOutcome> + Send;
 }
 
 /// Everything that a listener needs to serve clients. All but `listener`, `category`, `policy` and `drain` is shared by
@@ -252,31 +249,33 @@ const REMOVED: &str = "the table that allowed this was removed from the config o
 /// A session permit. The session shares it, and keeps it until its last bytes are delivered.
 pub type SessionPermit = Arc<Permit<ClientKey>>;
 
-/// The outcome of a client's handshake; `C` is its connection.
-#[derive(Debug)]
+/// The outcome of a client's handshake.
+#[derive(derive_more::Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "it is moved twice per client, and a box would be allocated for each"
 )]
-pub enum AdmissionOutcome<C> {
+pub enum AdmissionOutcome {
     /// The client has its response, and its connection now carries the session's bytes.
     Opened {
         /// The session opened for the client.
         session: OpenSession,
-        /// The connection.
-        socket: C,
+        /// The connection: the accepted stream, TLS over it, or another wrapper of it.
+        #[debug(skip)]
+        socket: AnyConnection,
         /// Bytes received after the head before the response was sent.
         buffered: Bytes,
     },
     /// The client was served or denied completely, and no session remains. The connection, if it is still open, must be
     /// closed gracefully, because the client may still be sending.
-    Closed(Option<C>),
+    Closed(#[debug(skip)] Option<AnyConnection>),
     /// No head was received, or the response could not be sent.
     Failed {
         /// A fixed label for metrics.
         reason: &'static str,
         /// The connection, if it is still open. It is closed gracefully, because an error response may be in flight.
-        socket: Option<C>,
+        #[debug(skip)]
+        socket: Option<AnyConnection>,
     },
 }
 

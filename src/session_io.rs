@@ -20,7 +20,7 @@ use tunnel_base::metrics::{ActiveSessionGuard, Metrics};
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::table::handles::Session;
 use tunnel_link::table::session::AnyPermit;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::{AnyConnection, Connection as _, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// An open session with its access line, counters and permit.
@@ -142,10 +142,10 @@ impl LocalParty {
 /// it is revoked.
 ///
 /// Not cancel safe: a dropped call aborts the connection, resets the session, and records that in the access line.
-pub async fn run_session<C: Connection>(
+pub async fn run_session(
     mut opened: OpenSession,
     local: LocalParty,
-    mut socket: Socket<C>,
+    mut socket: Socket<AnyConnection>,
     metrics: &Metrics,
 ) {
     let OpenSession { session, buffered, access, judged, .. } = &mut opened;

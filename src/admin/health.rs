@@ -1,9 +1,11 @@
 //! Health checks for a process that has no other admin data.
 
+use std::future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -60,10 +62,11 @@ impl ConnectionHandler for HealthHandler {
         info_span!("health", remote_addr = %from)
     }
 
-    async fn handle(self: Arc<Self>, accepted: Accepted) {
-        let answer =
-            async |request: Request<Incoming>| self.answer(request.uri().path()).map(AdminBody::Left);
-        serve_connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
+    async fn handle(self: Arc<Self>, mut accepted: Accepted) {
+        let answer = |request: Request<Incoming>| {
+            future::ready(self.answer(request.uri().path()).map(AdminBody::Left)).boxed()
+        };
+        serve_connection(&mut accepted.socket, &answer, &self.drain, &accepted.permit).await;
     }
 }
 

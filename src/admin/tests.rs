@@ -232,7 +232,7 @@ async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
         let request =
             b"PUT /debug/flags/v HTTP/1.1\r\nHost: 10.0.0.7\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
         client.write_all(request).await.unwrap();
-        let socket = listener.accept().await.0;
+        let mut socket = listener.accept().await.0;
         let served = AdminConnectionHandler {
             tls: None,
             admin: admin.clone(),
@@ -241,7 +241,8 @@ async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
         };
         let peer = peer.parse().unwrap();
         let permit = FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(peer)).unwrap();
-        served.serve(socket, AdminRequester::Address(peer, None), &permit).await;
+        served.serve(&mut socket, AdminRequester::Address(peer, None), &permit).await;
+        drop(socket);
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");

@@ -23,7 +23,7 @@ use crate::admission::heads::{HEAD_BYTES, HEAD_FIELDS, http_server};
 use crate::admission::trace_id::{new_trace, trace_of};
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use tunnel_base::limited;
-use tunnel_net::socket::Connection;
+use tunnel_net::socket::{AnyConnection, Connection};
 use tunnel_proto::names::{NameError, Target};
 
 /// The protocol of the CONNECT listeners.
@@ -31,79 +31,78 @@ use tunnel_proto::names::{NameError, Target};
 pub struct ConnectProtocol;
 
 impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
-    type Connection = C;
-
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)
     }
 
-    /// Serves one CONNECT request: reads its head, opens the session and responds.
-    ///
-    /// The response is a single write, which over TLS is a single record: kube-apiserver treats a byte that it reads
-    /// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
-    /// closes its write half early, as `nc` does, is still served. The opening is dropped when
-    /// [`Connection::remote_reset`] reports that the client disconnected. Not cancel safe.
-    async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
-        let ConnectHead { version, trace, request, mut socket, buffered } =
-            match read_head(socket, admission).await {
-                Ok(head) => head,
-                Err(BadHead { reason, mut socket, rejected }) => {
-                    let refusals = &admission.context.metrics.refusals;
-                    limited!(
-                        reason == SSH && refusals.may_log(SSH, admission.client.from.ip()) => warn,
-                        hint = NO_SSH, "ssh client connected without a proxy command"
-                    );
-                    // A bad head passes the checks like a request: it is counted, and a forbidden client learns no more
-                    // than that.
-                    if let Some(denial) = rejected
-                        && let Err(denied) = admission.authorize(Err(denial), new_trace()).await
-                    {
-                        let answer = written(Version::HTTP_11, &denied.answer());
-                        // A client that has disconnected gets no reason.
-                        let _ = socket.write_all(&answer).await.and(socket.flush().await);
-                    }
-                    return AdmissionOutcome::Failed { reason, socket: Some(socket) };
-                }
-            };
-        let Some(opened) = admission.open(socket.remote_reset(), request, trace).await else {
-            return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
-        };
-        let answer = match &opened {
-            Ok(_) => established(version),
-            Err(denied) => written(version, &denied.answer()),
-        };
-        if socket.write_all(&answer).await.is_err() || socket.flush().await.is_err() {
-            return AdmissionOutcome::Failed { reason: "reset", socket: Some(socket) };
-        }
-        match opened {
-            Ok(session) => AdmissionOutcome::Opened { session, socket, buffered },
-            Err(_) => AdmissionOutcome::Closed(Some(socket)),
-        }
+    async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome {
+        serve_connect(Box::new(socket), admission).await
     }
 }
 
-/// A request head and the stream that it was read from.
-struct ConnectHead<C> {
+/// Serves one CONNECT request: reads its head, opens the session and responds.
+///
+/// The response is a single write, which over TLS is a single record: kube-apiserver treats a byte that it reads
+/// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
+/// closes its write half early, as `nc` does, is still served. The opening is dropped when
+/// [`Connection::remote_reset`] reports that the client disconnected. Not cancel safe.
+pub(crate) async fn serve_connect(mut socket: AnyConnection, admission: &mut Admission) -> AdmissionOutcome {
+    let ConnectHead { version, trace, request, buffered } = match read_head(&mut *socket, admission).await {
+        Ok(head) => head,
+        Err(BadHead { reason, rejected }) => {
+            let refusals = &admission.context.metrics.refusals;
+            limited!(
+                reason == SSH && refusals.may_log(SSH, admission.client.from.ip()) => warn,
+                hint = NO_SSH, "ssh client connected without a proxy command"
+            );
+            // A bad head passes the checks like a request: it is counted, and a forbidden client learns no more
+            // than that.
+            if let Some(denial) = rejected
+                && let Err(denied) = admission.authorize(Err(denial), new_trace()).await
+            {
+                let answer = written(Version::HTTP_11, &denied.answer());
+                // A client that has disconnected gets no reason.
+                let _ = socket.write_all(&answer).await.and(socket.flush().await);
+            }
+            return AdmissionOutcome::Failed { reason, socket: Some(socket) };
+        }
+    };
+    let Some(opened) = admission.open(socket.remote_reset(), request, trace).await else {
+        return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
+    };
+    let answer = match &opened {
+        Ok(_) => established(version),
+        Err(denied) => written(version, &denied.answer()),
+    };
+    if socket.write_all(&answer).await.is_err() || socket.flush().await.is_err() {
+        return AdmissionOutcome::Failed { reason: "reset", socket: Some(socket) };
+    }
+    match opened {
+        Ok(session) => AdmissionOutcome::Opened { session, socket, buffered },
+        Err(_) => AdmissionOutcome::Closed(Some(socket)),
+    }
+}
+
+/// A request head.
+struct ConnectHead {
     version: Version,
     trace: String,
     request: Result<OpenRequest, Denial>,
-    socket: C,
     /// Bytes read after the head.
     buffered: Bytes,
 }
 
 /// A connection without a valid head.
-struct BadHead<C> {
+struct BadHead {
     /// A fixed label for metrics.
     reason: &'static str,
-    socket: C,
     /// What the client is told, if it gets a response.
     rejected: Option<Denial>,
 }
 
 /// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper's own response to a
 /// malformed head is withheld, because it has no reason. A client that loses its place within its head gets a response.
-async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<ConnectHead<C>, BadHead<C>> {
+async fn read_head(socket: &mut dyn Connection, admission: &Admission) -> Result<ConnectHead, BadHead> {
     let taken = Mutex::new(None);
     // The service keeps the request and never answers, so hyper writes nothing before the stream is taken back.
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
@@ -112,7 +111,7 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
     };
     // hyper keeps nothing of a head with a malformed target.
     let mut read = Vec::new();
-    let captured = InspectReader::new(socket, |bytes: &[u8]| {
+    let captured = InspectReader::new(&mut *socket, |bytes: &[u8]| {
         if read.is_empty() {
             admission.mark_active();
         }
@@ -134,8 +133,7 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
     })
     .await;
     let parts = connection.into_parts();
-    let (captured, response) = parts.io.into_inner().into_inner();
-    let mut socket = captured.into_inner();
+    let response = parts.io.into_inner().into_inner().1;
     let buffered = parts.read_buf;
     // A client that has sent nothing expects no answer, perhaps not even HTTP.
     let evicted = admission.is_evicted() && !read.is_empty();
@@ -146,22 +144,20 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
             let head = request.into_parts().0;
             let version = head.version;
             let trace = trace_of(&head.headers);
-            Ok(ConnectHead { version, trace, request: parse(head), socket, buffered })
+            Ok(ConnectHead { version, trace, request: parse(head), buffered })
         }
-        (Ok(()), None) => Err(BadHead { reason: "header_missing", socket, rejected }),
-        (Err(_), None) if reject_ssh(&mut socket, &read).await => {
-            Err(BadHead { reason: SSH, socket, rejected: None })
-        }
+        (Ok(()), None) => Err(BadHead { reason: "header_missing", rejected }),
+        (Err(_), None) if reject_ssh(socket, &read).await => Err(BadHead { reason: SSH, rejected: None }),
         (Err(error), None) => {
             // hyper has rejected the target, but not said why. This program names the error, and in the version that
             // the client uses.
             if let Some((version, wrong)) = malformed_target(&read) {
                 let trace = new_trace();
                 let request = Err(wrong.into());
-                return Ok(ConnectHead { version, trace, request, socket, buffered: Bytes::new() });
+                return Ok(ConnectHead { version, trace, request, buffered: Bytes::new() });
             }
-            reject_http2(&mut socket, &read).await;
-            Err(BadHead { reason: header_failure(&error), socket, rejected })
+            reject_http2(socket, &read).await;
+            Err(BadHead { reason: header_failure(&error), rejected })
         }
     }
 }

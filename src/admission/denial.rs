@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
-use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tracing::debug;
 
 use crate::admin::page::BASIC;
@@ -14,6 +14,7 @@ use crate::admission::denial::responses::user_denied_text;
 use crate::admission::trace_id::TRACE;
 use crate::route::{RouteError, SessionRouter};
 use tunnel_base::addresses::LocateError;
+use tunnel_net::socket::Connection;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::frame::SessionError;
 use tunnel_proto::names::{NameError, NodeName, Target};
@@ -243,7 +244,7 @@ pub(super) fn header_failure(error: &hyper::Error) -> &'static str {
 }
 
 /// Rejects a client that starts with HTTP/2, which this port does not offer. hyper itself sends no response to it.
-pub(super) async fn reject_http2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
+pub(super) async fn reject_http2(socket: &mut dyn Connection, begin: &[u8]) {
     if begin.starts_with(HTTP_2) {
         debug!("HTTP/2 client rejected, only HTTP/1.1 is served");
         let _ = socket.write_all(NO_HTTP_2.as_bytes()).await;
@@ -253,7 +254,7 @@ pub(super) async fn reject_http2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &
 
 /// Rejects a client that starts with the SSH protocol and returns true if it is one. The response is an SSH packet,
 /// because ssh displays nothing else.
-pub(super) async fn reject_ssh<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) -> bool {
+pub(super) async fn reject_ssh(socket: &mut dyn Connection, begin: &[u8]) -> bool {
     let is_ssh = begin.starts_with(SSH_BEGIN);
     if is_ssh {
         let _ = socket.write_all(&ssh_disconnect(NO_SSH)).await;

@@ -40,7 +40,7 @@ use crate::admission::{Admission, AdmissionOutcome, ListenerContext, NO_PENDING}
 use crate::session_io::copy::close::wait_acknowledged;
 use tunnel_net::limiter::Source;
 use tunnel_net::reload::ReloadedValue;
-use tunnel_net::socket::{CHUNK, Connection, Socket};
+use tunnel_net::socket::{AnyConnection, CHUNK, Connection as _, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// Serves a client's requests until the client disconnects or is idle for too long, draining starts, or client and
@@ -48,12 +48,12 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 ///
 /// After a switch, the session is returned. `tls` and `parse` are as in [`RequestRouter`]. Not cancel safe:
 /// dropping the future aborts the request in flight.
-pub(crate) async fn forward<C: Connection>(
-    socket: C,
+pub(crate) async fn forward(
+    socket: AnyConnection,
     admission: &mut Admission,
     tls: Option<ReloadedValue<ClientConfig>>,
     parse: &ParseRequest<'_>,
-) -> AdmissionOutcome<C> {
+) -> AdmissionOutcome {
     // hyper keeps the client's connection, and each request goes through the forwarder.
     socket.set_reset_on_drop(true);
     let context = Arc::clone(&admission.context);
@@ -137,13 +137,13 @@ pub(crate) async fn forward<C: Connection>(
 }
 
 /// Returns the outcome of serving a client, with its connection if that is still open.
-async fn finish<C: Connection>(
+async fn finish(
     ended: ConnectionEnd,
-    mut socket: C,
+    mut socket: AnyConnection,
     buffered: Bytes,
     exchange: RequestForwarder<'_>,
     context: &ListenerContext,
-) -> AdmissionOutcome<C> {
+) -> AdmissionOutcome {
     match exchange.end() {
         Some(session) if matches!(ended, ConnectionEnd::Hyper(Ok(()))) => {
             return AdmissionOutcome::Opened { session, socket, buffered };
@@ -168,7 +168,7 @@ async fn finish<C: Connection>(
         wait_acknowledged(&mut Socket::new(socket, context.pool.clone())).await;
         return AdmissionOutcome::Closed(None);
     }
-    reject_http2(&mut socket, &buffered).await;
+    reject_http2(&mut *socket, &buffered).await;
     socket.set_reset_on_drop(false);
     match error {
         Some(error) => AdmissionOutcome::Failed { reason: header_failure(&error), socket: Some(socket) },
@@ -177,12 +177,12 @@ async fn finish<C: Connection>(
 }
 
 /// Responds to a head that cannot be parsed.
-async fn refuse<C: Connection>(
+async fn refuse(
     ended: ConnectionEnd,
-    mut socket: C,
+    mut socket: AnyConnection,
     exchange: RequestForwarder<'_>,
     denial: Denial,
-) -> AdmissionOutcome<C> {
+) -> AdmissionOutcome {
     let reason = match &ended {
         ConnectionEnd::Hyper(Err(_)) if matches!(denial, Denial::Request(_)) => "header_invalid",
         ConnectionEnd::Hyper(Err(_)) => "header_too_large",

@@ -9,7 +9,7 @@ use http::header::HOST;
 use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
-use crate::admission::connect::ConnectProtocol;
+use crate::admission::connect::serve_connect;
 use crate::admission::denial::Denial;
 use crate::admission::forward::forward;
 use crate::admission::requests::credentials;
@@ -26,26 +26,19 @@ pub(crate) const NAME: &str = "http_proxy";
 pub struct HttpProxyProtocol;
 
 impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
-    type Connection = Hooked<C, PrereadBytes>;
-
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)
     }
 
-    async fn handshake(
-        &self,
-        mut socket: C,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<Self::Connection> {
+    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> AdmissionOutcome {
         let Ok(begin) = start(&mut socket).await else {
-            let socket = Hooked { io: socket, hook: PrereadBytes::default() };
-            return AdmissionOutcome::Failed { reason: "header_missing", socket: Some(socket) };
+            return AdmissionOutcome::Failed { reason: "header_missing", socket: Some(Box::new(socket)) };
         };
         admission.mark_active();
         let connects = begin == CONNECT;
-        let socket = Hooked { io: socket, hook: PrereadBytes(begin) };
+        let socket = Box::new(Hooked { io: socket, hook: PrereadBytes(begin) });
         if connects {
-            ConnectProtocol.handshake(socket, admission).await
+            serve_connect(socket, admission).await
         } else {
             let is_server = admission.context.uplink.is_none();
             forward(socket, admission, None, &|head: &Parts| parse_plain(head, is_server)).await
@@ -92,7 +85,7 @@ async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
 }
 
 /// The bytes already read from a stream, which are read again first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PrereadBytes(Vec<u8>);
 
 impl<T: AsyncRead + Unpin> ReadHook<T> for PrereadBytes {

@@ -25,18 +25,14 @@ use tunnel_proto::names::Target;
 pub struct Socks5;
 
 impl ListenerProtocol<TcpStream> for Socks5 {
-    type Connection = TcpStream;
-
     fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
         Bytes::from_static(&[VERSION, NO_METHOD])
     }
 
-    async fn handshake(
-        &self,
-        mut socket: TcpStream,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<TcpStream> {
-        match handshake(&mut socket, admission).await {
+    async fn handshake(&self, mut socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome {
+        let opened = handshake(&mut socket, admission).await;
+        let socket = Box::new(socket);
+        match opened {
             Ok(Some(session)) => AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() },
             Ok(None) => AdmissionOutcome::Closed(Some(socket)),
             Err(reason) => AdmissionOutcome::Failed { reason, socket: Some(socket) },

@@ -10,7 +10,6 @@ use std::sync::{Arc, Once};
 
 use clap::{Args, ValueHint};
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tracing::Span;
 
@@ -25,7 +24,7 @@ use crate::uplink::proxy::{accept_own, serves_own_user_only};
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::socket::{Connection as _, Socket};
+use tunnel_net::socket::{AnyConnection, Connection as _, Socket};
 use tunnel_proto::names::{NameError, Target};
 
 /// Arguments of `tunnel connect`.
@@ -133,7 +132,7 @@ async fn listen(
             // Any process may connect to loopback, and would get this user's rights.
             let refused = |_, _| warning.call_once(|| print_line(OTHER_USER));
             let (client, _) = accept_own(&listener, refused).await;
-            let client = Socket::new(client, pool.clone());
+            let client = Socket::new(Box::new(client) as AnyConnection, pool.clone());
             let opener = opener.clone();
             let target = target.clone();
             let print_line = print_line.clone();
@@ -154,7 +153,11 @@ async fn listen(
 }
 
 /// Serves one client of the local port. Its connection is reset unless all bytes were transferred.
-async fn serve(mut client: Socket<TcpStream>, opener: &SessionOpener, target: &Target) -> CommandResult<()> {
+async fn serve(
+    mut client: Socket<AnyConnection>,
+    opener: &SessionOpener,
+    target: &Target,
+) -> CommandResult<()> {
     client.io.set_reset_on_drop(true);
     let mut session = opener.open(target).await?;
     let ended = session.carry(&mut client).await;

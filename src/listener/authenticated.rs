@@ -26,18 +26,12 @@ impl<F> TlsListenerProtocol<F> {
 }
 
 impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListenerProtocol<F> {
-    type Connection = F::Connection;
-
     /// Returns an alert, the only response that TLS allows before the handshake.
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         denial.alert()
     }
 
-    async fn handshake(
-        &self,
-        socket: TcpStream,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<F::Connection> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome {
         let Some(permit) = admission.permit() else {
             return AdmissionOutcome::Failed { reason: "tls", socket: None };
         };

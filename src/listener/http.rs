@@ -159,13 +159,11 @@ pub struct NodePortProtocol {
 }
 
 impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
-    type Connection = C;
-
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
+    async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome {
         let tls = self.target_tls.clone();
         let server_name = admission.client.server_name.clone();
         let default_port = if self.is_tls { 443 } else { 80 };
@@ -193,6 +191,6 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
             };
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        Box::pin(forward(socket, admission, tls, &parse)).await
+        Box::pin(forward(Box::new(socket), admission, tls, &parse)).await
     }
 }

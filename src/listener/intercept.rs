@@ -332,9 +332,7 @@ fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
 }
 
 impl ListenerProtocol<TcpStream> for Intercept {
-    type Connection = TcpStream;
-
-    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
         socket.set_reset_on_drop(true);
         let (node, target) = match self.requested(&socket, admission.client.from.ip()) {
@@ -344,7 +342,9 @@ impl ListenerProtocol<TcpStream> for Intercept {
         match admission.open_at(socket.remote_reset(), node.reachable(), &target).await {
             None => AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None },
             Some(Err(_)) => AdmissionOutcome::Closed(None),
-            Some(Ok(session)) => AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() },
+            Some(Ok(session)) => {
+                AdmissionOutcome::Opened { session, socket: Box::new(socket), buffered: Bytes::new() }
+            }
         }
     }
 }

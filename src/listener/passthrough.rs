@@ -21,31 +21,25 @@ pub struct Passthrough {
 }
 
 impl ListenerProtocol<TcpStream> for Passthrough {
-    type Connection = TcpStream;
-
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         denial.alert()
     }
 
-    async fn handshake(
-        &self,
-        mut socket: TcpStream,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<TcpStream> {
+    async fn handshake(&self, mut socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome {
         let (name, buffered) = match read_hello(&mut socket).await {
             Ok(hello) => hello,
             Err(reason) => {
                 debug!(reason, "no TLS ClientHello");
-                return AdmissionOutcome::Failed { reason, socket: Some(socket) };
+                return AdmissionOutcome::Failed { reason, socket: Some(Box::new(socket)) };
             }
         };
         let Some(opened) = admission.open_at(socket.remote_reset(), node(name), &self.target).await else {
             return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {
-            Ok(session) => AdmissionOutcome::Opened { session, socket, buffered },
+            Ok(session) => AdmissionOutcome::Opened { session, socket: Box::new(socket), buffered },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
-                Ok(()) => AdmissionOutcome::Closed(Some(socket)),
+                Ok(()) => AdmissionOutcome::Closed(Some(Box::new(socket))),
                 Err(_) => AdmissionOutcome::Failed { reason: "reset", socket: None },
             },
         }

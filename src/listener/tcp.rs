@@ -262,9 +262,7 @@ impl TcpProtocol {
 }
 
 impl ListenerProtocol<TcpStream> for TcpProtocol {
-    type Connection = TcpStream;
-
-    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome {
         let client = admission.client.from;
         let Some(opened) = admission.open_at(socket.remote_reset(), self.node(), &self.target).await else {
             return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None };
@@ -272,7 +270,7 @@ impl ListenerProtocol<TcpStream> for TcpProtocol {
         match opened {
             Ok(session) => {
                 let buffered = self.proxy_header(&socket, client);
-                AdmissionOutcome::Opened { session, socket, buffered }
+                AdmissionOutcome::Opened { session, socket: Box::new(socket), buffered }
             }
             Err(_) => {
                 // Reset, because TCP cannot report a denial and a normal close would look like an empty response.

@@ -31,14 +31,14 @@ use tunnel_net::socket::in_error;
 ///
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
 /// were read from one stream and not yet written to the other are lost.
-pub async fn copy_bidirectional<A: ChunkStream, B: ChunkStream>(a: &mut A, b: &mut B) -> CopyEnd {
+pub async fn copy_bidirectional(a: &mut dyn ChunkStream, b: &mut dyn ChunkStream) -> CopyEnd {
     copy(a, b, &mut CopyDirection::new(Side::A), &mut CopyDirection::new(Side::B)).await
 }
 
 /// Like [`copy_bidirectional`], with a direction from `a` and one from `b`.
-pub(crate) async fn copy<A: ChunkStream, B: ChunkStream>(
-    a: &mut A,
-    b: &mut B,
+pub(crate) async fn copy(
+    a: &mut dyn ChunkStream,
+    b: &mut dyn ChunkStream,
     to_b: &mut CopyDirection<'_>,
     to_a: &mut CopyDirection<'_>,
 ) -> CopyEnd {
@@ -172,10 +172,10 @@ pub(crate) enum CopyStep {
 impl CopyTurn<'_, '_> {
     /// Copies bytes in both directions, each given as its source and itself. A direction that used up the last turn
     /// comes second, so that neither starves.
-    fn run<A: ChunkStream, B: ChunkStream>(
+    fn run(
         &mut self,
-        (a, to_b): (&mut A, &mut CopyDirection<'_>),
-        (b, to_a): (&mut B, &mut CopyDirection<'_>),
+        (a, to_b): (&mut dyn ChunkStream, &mut CopyDirection<'_>),
+        (b, to_a): (&mut dyn ChunkStream, &mut CopyDirection<'_>),
         b_first: bool,
     ) -> CopyStep {
         for b_now in [b_first, !b_first] {
@@ -252,11 +252,11 @@ impl<'a> CopyDirection<'a> {
     }
 
     /// Copies bytes until the direction has to wait (`Continue`), the turn is used up, or the source cannot be read.
-    pub(crate) fn run<F: ChunkStream, T: ChunkStream>(
+    pub(crate) fn run(
         &mut self,
         turn: &mut CopyTurn<'_, '_>,
-        from: &mut F,
-        to: &mut T,
+        from: &mut dyn ChunkStream,
+        to: &mut dyn ChunkStream,
     ) -> ControlFlow<CopyStep> {
         loop {
             // A turn ends between two chunks, because bytes that were read must not wait for the next turn.
@@ -278,11 +278,11 @@ impl<'a> CopyDirection<'a> {
         }
     }
 
-    fn copy<F: ChunkStream, T: ChunkStream>(
+    fn copy(
         &mut self,
         turn: &mut CopyTurn<'_, '_>,
-        from: &mut F,
-        to: &mut T,
+        from: &mut dyn ChunkStream,
+        to: &mut dyn ChunkStream,
     ) -> CopyPoll {
         if self.chunk.is_empty() {
             // Bytes that wait here for room are in no budget, so none are read before there is some. A lost source has
@@ -319,7 +319,7 @@ impl<'a> CopyDirection<'a> {
     }
 
     /// Flushes the destination's buffer when there is nothing more to write for now.
-    fn flush<T: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
+    fn flush(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut dyn ChunkStream) -> CopyPoll {
         if self.unflushed {
             match ready!(to.poll_flush(turn.cx)) {
                 Ok(()) => self.unflushed = false,
@@ -332,7 +332,7 @@ impl<'a> CopyDirection<'a> {
         Poll::Pending
     }
 
-    fn finish<T: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
+    fn finish(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut dyn ChunkStream) -> CopyPoll {
         if let Err(cause) = ready!(to.poll_finish(turn.cx)) {
             turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         }
@@ -340,7 +340,7 @@ impl<'a> CopyDirection<'a> {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn discard<F: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> CopyPoll {
+    fn discard(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut dyn ChunkStream) -> CopyPoll {
         match ready!(from.poll_read_chunk(turn.cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
             Ok(chunk) => {
@@ -353,10 +353,10 @@ impl<'a> CopyDirection<'a> {
     }
 
     /// Checks whether the source is lost, and returns true if that is new. `back` is the direction towards it.
-    fn check_source<F: ChunkStream>(
+    fn check_source(
         &mut self,
         turn: &mut CopyTurn<'_, '_>,
-        from: &mut F,
+        from: &mut dyn ChunkStream,
         back: &mut CopyDirection<'_>,
     ) -> bool {
         if !self.lost

@@ -76,13 +76,17 @@ async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (socket, _) = listener.accept().await.unwrap();
-    let socket = Socket::with_early(socket, BufferPool::new(), Bytes::from_static(buffered));
+    let socket = Socket::with_early(
+        Box::new(socket) as AnyConnection,
+        BufferPool::new(),
+        Bytes::from_static(buffered),
+    );
     run(drain, metrics, session.into(), socket);
     (client, far_end)
 }
 
 /// Runs a session with its client's socket, in a task.
-fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<TcpStream>) {
+fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<AnyConnection>) {
     let opened = OpenSession {
         session,
         buffered: Bytes::new(),
@@ -257,7 +261,7 @@ async fn run_direct(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) 
     };
     let ((client, socket), (connection, target)) = (pair().await, pair().await);
     let session = SessionStream::direct(connection, BufferPool::new());
-    run(drain, metrics, session, Socket::new(socket, BufferPool::new()));
+    run(drain, metrics, session, Socket::new(Box::new(socket), BufferPool::new()));
     (client, target)
 }
 

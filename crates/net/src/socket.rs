@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -31,8 +32,8 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     /// Completes once the remote has reset the connection, or never if the system does not report that.
     ///
     /// A remote that only finished its direction does not count. Reads nothing. Cancel safe.
-    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
-        in_error(self.tcp())
+    fn remote_reset(&self) -> BoxFuture<'_, ()> {
+        Box::pin(in_error(self.tcp()))
     }
 
     /// Returns the id of the local user at the remote end. Returns `None` for a stream that is no Unix socket, and
@@ -59,6 +60,9 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     }
 }
 
+/// A connection of any kind. What serves it is compiled once for all of them.
+pub type AnyConnection = Box<dyn Connection>;
+
 /// Completes once a TCP socket has an error. Never completes for a stream of another kind. Cancel safe.
 pub async fn in_error(tcp: Option<&TcpStream>) {
     match tcp {
@@ -84,8 +88,8 @@ impl Connection for UnixStream {
         self.peer_cred().ok().map(|user| user.uid())
     }
 
-    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
-        closed(self)
+    fn remote_reset(&self) -> BoxFuture<'_, ()> {
+        Box::pin(closed(self))
     }
 }
 
@@ -95,7 +99,7 @@ impl<T: Connection> Connection for server::TlsStream<T> {
         self.get_ref().0.tcp()
     }
 
-    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
+    fn remote_reset(&self) -> BoxFuture<'_, ()> {
         self.get_ref().0.remote_reset()
     }
 
@@ -110,7 +114,7 @@ impl<T: Connection> Connection for client::TlsStream<T> {
         self.get_ref().0.tcp()
     }
 
-    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
+    fn remote_reset(&self) -> BoxFuture<'_, ()> {
         self.get_ref().0.remote_reset()
     }
 }
@@ -120,7 +124,7 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
         self.io.tcp()
     }
 
-    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
+    fn remote_reset(&self) -> BoxFuture<'_, ()> {
         self.io.remote_reset()
     }
 
@@ -146,9 +150,17 @@ impl<T: Connection> Connection for TokioIo<TokioIo<T>> {
     }
 }
 
-impl<T: Connection> Connection for Box<T> {
+impl<T: Connection + ?Sized> Connection for Box<T> {
     fn tcp(&self) -> Option<&TcpStream> {
         (**self).tcp()
+    }
+
+    fn remote_reset(&self) -> BoxFuture<'_, ()> {
+        (**self).remote_reset()
+    }
+
+    fn may_half_close(&self) -> bool {
+        (**self).may_half_close()
     }
 }
 

@@ -26,7 +26,7 @@ async fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// Serves a connection at a listener with one link. The link's remote end passes each requested session to `accept`.
-async fn served<C, F>(socket: C, accept: impl AsyncFnOnce(IncomingSession) -> F) -> AdmissionOutcome<C>
+async fn served<C, F>(socket: C, accept: impl AsyncFnOnce(IncomingSession) -> F) -> AdmissionOutcome
 where
     C: Connection + 'static,
 {
@@ -47,7 +47,7 @@ where
 }
 
 /// Serves one head, and returns the outcome, the client's end and the requested target.
-async fn serve_head(head: &[u8]) -> (AdmissionOutcome<TcpStream>, TcpStream, Option<String>) {
+async fn serve_head(head: &[u8]) -> (AdmissionOutcome, TcpStream, Option<String>) {
     let (mut client, server) = pair().await;
     client.write_all(head).await.unwrap();
     let mut target = None;
@@ -244,8 +244,13 @@ async fn a_client_that_disconnects_while_opening_cancels_the_session() {
 }
 
 /// A stream that records each write, and the number of writes before each flush.
-#[derive(Debug)]
-struct Recorded(DuplexStream, Vec<Vec<u8>>, Vec<usize>);
+struct Recorded(DuplexStream, Arc<Mutex<WriteRecord>>);
+
+#[derive(Default)]
+struct WriteRecord {
+    written: Vec<Vec<u8>>,
+    flushed: Vec<usize>,
+}
 
 impl Connection for Recorded {
     fn tcp(&self) -> Option<&TcpStream> {
@@ -265,13 +270,15 @@ impl AsyncRead for Recorded {
 
 impl AsyncWrite for Recorded {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.1.push(bytes.to_vec());
+        self.1.lock().written.push(bytes.to_vec());
         Pin::new(&mut self.0).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let written = self.1.len();
-        self.2.push(written);
+        let mut record = self.1.lock();
+        let written = record.written.len();
+        record.flushed.push(written);
+        drop(record);
         Pin::new(&mut self.0).poll_flush(cx)
     }
 
@@ -283,14 +290,14 @@ impl AsyncWrite for Recorded {
 #[tokio::test]
 async fn the_200_is_written_and_flushed_at_once() {
     let (mut client, server) = duplex(1000);
-    let recorded = Recorded(server, Vec::new(), Vec::new());
+    let record = Arc::<Mutex<WriteRecord>>::default();
+    let recorded = Recorded(server, record.clone());
     client.write_all(b"CONNECT node-a:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
     let done = served(recorded, async |offer: IncomingSession| offer.accept()).await;
-    let AdmissionOutcome::Opened { socket: Recorded(_, written, flushed), .. } = done else {
-        panic!("{done:?}")
-    };
-    assert_eq!(written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
-    assert_eq!(flushed.last(), Some(&1), "flushed after the write");
+    assert!(matches!(done, AdmissionOutcome::Opened { .. }), "{done:?}");
+    let record = record.lock();
+    assert_eq!(record.written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
+    assert_eq!(record.flushed.last(), Some(&1), "flushed after the write");
 }
 
 #[tokio::test]

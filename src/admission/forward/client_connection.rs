@@ -15,14 +15,13 @@ use crate::admission::denial::automatic_response;
 use crate::admission::forward::PIECE_BYTES;
 use crate::admission::forward::idle_timer::IdleTimer;
 use tunnel_net::keepalive::DisconnectDetector;
-use tunnel_net::socket::Connection;
+use tunnel_net::socket::{AnyConnection, Connection as _};
 
 /// A client's connection, which updates the idle timer.
 ///
 /// While a response is pending, hyper reads nothing but flushes each time it is polled, so the flush reads ahead.
-#[derive(Debug)]
-pub(crate) struct ClientIo<C> {
-    io: C,
+pub(crate) struct ClientIo {
+    io: AnyConnection,
     clock: Arc<IdleTimer>,
     /// Bytes read ahead. Until hyper has consumed them, nothing more is read.
     ahead: Bytes,
@@ -37,8 +36,8 @@ pub(crate) struct ClientIo<C> {
     interim: Vec<u8>,
 }
 
-impl<C: Connection> ClientIo<C> {
-    pub(crate) fn new(io: C, clock: Arc<IdleTimer>) -> Self {
+impl ClientIo {
+    pub(crate) fn new(io: AnyConnection, clock: Arc<IdleTimer>) -> Self {
         let ahead = Bytes::new();
         let interim = Vec::new();
         let loss = DisconnectDetector::default();
@@ -53,7 +52,7 @@ impl<C: Connection> ClientIo<C> {
     }
 
     /// Returns the connection, and the bytes read from it: `buffered`, followed by those read ahead.
-    pub(crate) fn into_parts(self, buffered: Bytes) -> (C, Bytes) {
+    pub(crate) fn into_parts(self, buffered: Bytes) -> (AnyConnection, Bytes) {
         let buffered = if self.ahead.is_empty() { buffered } else { [buffered, self.ahead].concat().into() };
         (self.io, buffered)
     }
@@ -120,7 +119,7 @@ impl<C: Connection> ClientIo<C> {
     }
 }
 
-impl<C: Connection> AsyncRead for ClientIo<C> {
+impl AsyncRead for ClientIo {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = out.filled().len();
@@ -143,7 +142,7 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
     }
 }
 
-impl<C: Connection> AsyncWrite for ClientIo<C> {
+impl AsyncWrite for ClientIo {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
     }

@@ -12,22 +12,21 @@ use tunnel_net::listen::Accept;
 pub(crate) struct Line;
 
 impl ListenerProtocol<UnixStream> for Line {
-    type Connection = UnixStream;
-
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         format!("no: {}\n", denial.sentence(false)).into()
     }
 
-    async fn handshake(
-        &self,
-        mut socket: UnixStream,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<UnixStream> {
+    async fn handshake(&self, mut socket: UnixStream, admission: &mut Admission) -> AdmissionOutcome {
         let mut line = String::new();
         while !line.ends_with('\n') {
             match socket.read_u8().await {
                 Ok(byte) => line.push(char::from(byte)),
-                Err(_) => return AdmissionOutcome::Failed { reason: "header_missing", socket: Some(socket) },
+                Err(_) => {
+                    return AdmissionOutcome::Failed {
+                        reason: "header_missing",
+                        socket: Some(Box::new(socket)),
+                    };
+                }
             }
         }
         if let Ok(user) = socket.peer_cred() {
@@ -39,8 +38,10 @@ impl ListenerProtocol<UnixStream> for Line {
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.sees_details)), None),
         };
         match (socket.write_all(answer.as_bytes()).await, session) {
-            (Ok(()), Some(session)) => AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() },
-            (Ok(()), None) => AdmissionOutcome::Closed(Some(socket)),
+            (Ok(()), Some(session)) => {
+                AdmissionOutcome::Opened { session, socket: Box::new(socket), buffered: Bytes::new() }
+            }
+            (Ok(()), None) => AdmissionOutcome::Closed(Some(Box::new(socket))),
             (Err(_), _) => AdmissionOutcome::Failed { reason: "reset", socket: None },
         }
     }
@@ -50,9 +51,7 @@ impl ListenerProtocol<UnixStream> for Line {
 pub(crate) struct Lines;
 
 impl ListenerProtocol<UnixStream> for Lines {
-    type Connection = UnixStream;
-
-    async fn handshake(&self, socket: UnixStream, admission: &mut Admission) -> AdmissionOutcome<UnixStream> {
+    async fn handshake(&self, socket: UnixStream, admission: &mut Admission) -> AdmissionOutcome {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
@@ -68,7 +67,7 @@ impl ListenerProtocol<UnixStream> for Lines {
             admission.mark_idle();
             line.clear();
         }
-        AdmissionOutcome::Closed(Some(lines.into_inner()))
+        AdmissionOutcome::Closed(Some(Box::new(lines.into_inner())))
     }
 }
 
@@ -76,18 +75,12 @@ impl ListenerProtocol<UnixStream> for Lines {
 pub(crate) struct Switch;
 
 impl ListenerProtocol<UnixStream> for Switch {
-    type Connection = UnixStream;
-
-    async fn handshake(
-        &self,
-        mut socket: UnixStream,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<UnixStream> {
+    async fn handshake(&self, mut socket: UnixStream, admission: &mut Admission) -> AdmissionOutcome {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
         let permitted = admission.authorize(open_request(line.trim()), new_trace()).await.unwrap();
         let session = permitted.open().await.unwrap();
-        AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() }
+        AdmissionOutcome::Opened { session, socket: Box::new(socket), buffered: Bytes::new() }
     }
 }
 

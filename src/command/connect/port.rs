@@ -29,7 +29,7 @@ use tunnel_base::policy::canonical_ip;
 use tunnel_net::dial::dial;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::{AnyConnection, Connection, Socket};
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{self, TlsClientConfig};
 use tunnel_proto::names::{Host, Target};
@@ -144,7 +144,7 @@ impl ConnectPortClient {
             match &self.address {
                 ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
-                    Ok(ConnectStream::Unix(self.ask(stream, request).await?))
+                    self.ask(stream, request).await
                 }
                 ConnectAddress::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
@@ -154,7 +154,7 @@ impl ConnectPortClient {
                         .await
                         .map_err(|why| unreached(&why.after(at)))?;
                     match &self.tls {
-                        None => Ok(ConnectStream::Tcp(self.ask(stream, request).await?)),
+                        None => self.ask(stream, request).await,
                         Some((tls, name)) => {
                             let stream = tls.connect(name.clone(), stream).await;
                             let stream = stream.map_err(|cause| match TlsHandshakeError::of(&cause) {
@@ -169,7 +169,7 @@ impl ConnectPortClient {
                                     name.to_str()
                                 )),
                             })?;
-                            Ok(ConnectStream::Tls(Box::new(self.ask(stream, request).await?)))
+                            self.ask(stream, request).await
                         }
                     }
                 }
@@ -185,7 +185,7 @@ impl ConnectPortClient {
         &self,
         stream: C,
         request: Request<Full<Bytes>>,
-    ) -> CommandResult<Socket<C>> {
+    ) -> CommandResult<ConnectStream> {
         let broken = |cause: hyper::Error| {
             if cause.is_parse() {
                 self.no_connect_port()
@@ -200,7 +200,8 @@ impl ConnectPortClient {
         }
         let accepted = hyper::upgrade::on(answer).await.map_err(broken)?;
         let parts = accepted.downcast::<TokioIo<C>>().map_err(|_| self.no_connect_port())?;
-        Ok(Socket::with_early(parts.io.into_inner(), self.pool.clone(), parts.read_buf))
+        let stream: AnyConnection = Box::new(parts.io.into_inner());
+        Ok(ConnectStream::Server(Socket::with_early(stream, self.pool.clone(), parts.read_buf)))
     }
 
     fn no_connect_port(&self) -> CommandError {

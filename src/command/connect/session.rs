@@ -3,16 +3,13 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::client::TlsStream;
-
 use crate::command::{CommandError, exit_code};
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, Side, copy_bidirectional};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_link::table::handles::Session;
 use tunnel_net::ChunkStream;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::{AnyConnection, Connection as _, Socket};
 use tunnel_proto::names::Target;
 
 /// Prints a line on the terminal.
@@ -29,9 +26,7 @@ pub(crate) struct ConnectSession {
 
 /// What carries a session in this process.
 pub(crate) enum ConnectStream {
-    Tcp(Socket<TcpStream>),
-    Unix(Socket<UnixStream>),
-    Tls(Box<Socket<TlsStream<TcpStream>>>),
+    Server(Socket<AnyConnection>),
     /// A session of this process to this target, which is at no single server.
     Link(Session, Target, PrintLine),
 }
@@ -39,11 +34,16 @@ pub(crate) enum ConnectStream {
 impl ConnectSession {
     /// Copies bytes between `here`, which is side A, and the session until both have ended. Then closes the connection
     /// that carries it: gracefully only if all bytes were transferred. A dropped call resets the connection.
-    pub(crate) async fn carry(&mut self, here: &mut impl ChunkStream) -> CopyEnd {
+    pub(crate) async fn carry(&mut self, here: &mut dyn ChunkStream) -> CopyEnd {
         match &mut self.stream {
-            ConnectStream::Tcp(socket) => copy_between(here, socket).await,
-            ConnectStream::Unix(socket) => copy_between(here, socket).await,
-            ConnectStream::Tls(socket) => copy_between(here, &mut **socket).await,
+            ConnectStream::Server(socket) => {
+                // Set in advance in case this process is killed: a truncated upload must not look complete to the
+                // target.
+                socket.io.set_reset_on_drop(true);
+                let ended = copy_bidirectional(here, socket).await;
+                close(socket, Side::B, ended).await;
+                ended
+            }
             ConnectStream::Link(session, target, print_line) => {
                 let report = report_path(session.path_monitor(), target.clone(), |line| print_line(line));
                 let mut reporting = std::pin::pin!(report);
@@ -82,12 +82,4 @@ impl ConnectSession {
 /// Returns the error of an interrupted session.
 pub(crate) fn interrupted(why: &str) -> CommandError {
     CommandError { code: exit_code::IO_ERROR, text: format!("session interrupted: {why}") }
-}
-
-async fn copy_between<C: Connection>(here: &mut impl ChunkStream, server: &mut Socket<C>) -> CopyEnd {
-    // Set in advance in case this process is killed: a truncated upload must not look complete to the target.
-    server.io.set_reset_on_drop(true);
-    let ended = copy_bidirectional(here, server).await;
-    close(server, Side::B, ended).await;
-    ended
 }

@@ -1,13 +1,14 @@
 //! Stdin and stdout of `tunnel connect`, and the copying between them and a session.
 
 use std::fs::File;
-use std::future::poll_fn;
+use std::future::{self, poll_fn};
 use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -100,12 +101,10 @@ impl Connection for Stdio {
         None
     }
 
-    async fn remote_reset(&self) {
+    fn remote_reset(&self) -> BoxFuture<'_, ()> {
         // As long as stdin is open, its bytes are needed, even if no process reads stdout.
         let closed = self.ended && self.output.as_ref().is_some_and(has_no_reader);
-        if !closed {
-            std::future::pending().await
-        }
+        if closed { Box::pin(future::ready(())) } else { Box::pin(future::pending()) }
     }
 }
 
@@ -234,7 +233,7 @@ mod tests {
         let file = |end: std::os::fd::OwnedFd| tokio::fs::File::from_std(end.into());
         let (input, output) = (file(input.into()), Some(file(output.into())));
         let stdio = Stdio { input, ended: false, output, failed: None, is_terminal: false, reader: None };
-        let stream = ConnectStream::Unix(Socket::new(near, BufferPool::new()));
+        let stream = ConnectStream::Server(Socket::new(Box::new(near), BufferPool::new()));
         let session = ConnectSession { stream, from: "cloud".to_owned(), trace: "00".to_owned() };
         let mut copying = std::pin::pin!(copy(stdio, session));
         let waited = tokio::time::timeout(Duration::from_secs(1000), &mut copying).await;

@@ -10,13 +10,13 @@ use tokio::time::{Instant, timeout};
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_net::ChunkStream;
 use tunnel_net::os::sockets::unacknowledged;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::{AnyConnection, Connection as _, Socket};
 
 /// Closes one side of an ended copy that is still set to [reset on drop](Connection::set_reset_on_drop).
 ///
 /// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, and dropping the
 /// socket resets the connection. The kernel still delivers the rest of a finished stream to a remote that reads slowly.
-pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: CopyEnd) {
+pub async fn close(socket: &mut Socket<AnyConnection>, side: Side, ended: CopyEnd) {
     if ended.by == side || ended.how == EndKind::Finished {
         socket.io.set_reset_on_drop(false);
         close_gracefully(socket).await;
@@ -30,7 +30,7 @@ pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: Cop
 /// Finishes the sending direction, then reads and discards until the remote finishes too. Closing a socket with unread
 /// bytes makes the kernel send RST, which discards bytes that the remote has not read. Gives up after
 /// [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in total, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
-pub async fn close_gracefully<D: ChunkStream>(stream: &mut D) {
+pub async fn close_gracefully(stream: &mut dyn ChunkStream) {
     let _ = timeout(LINGER_TIMEOUT, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
             return;
@@ -54,7 +54,7 @@ pub async fn close_gracefully<D: ChunkStream>(stream: &mut D) {
 /// Discards incoming bytes, so that a remote that first writes and then reads does not block. Gives up when the remote
 /// resets the connection, or after [`DELIVERY_TIMEOUT`]. If the system does not report acknowledgements, it gives up
 /// after [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
-pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
+pub async fn wait_acknowledged(socket: &mut Socket<AnyConnection>) -> bool {
     let started = Instant::now();
     let mut pause = MIN_CHECK_PAUSE;
     let mut leaving = LingeringSocket { socket, flushed: false, ended: false };
@@ -79,15 +79,15 @@ pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
 }
 
 /// A socket to which nothing more is written.
-struct LingeringSocket<'a, C> {
-    socket: &'a mut Socket<C>,
+struct LingeringSocket<'a> {
+    socket: &'a mut Socket<AnyConnection>,
     /// Whether the kernel has all bytes.
     flushed: bool,
     /// Whether the remote has finished its direction.
     ended: bool,
 }
 
-impl<C: Connection> LingeringSocket<'_, C> {
+impl LingeringSocket<'_> {
     /// Flushes the socket and discards incoming bytes. Completes once it is flushed, and fails once its remote has
     /// disconnected.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

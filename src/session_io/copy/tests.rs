@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tokio_rustls::TlsConnector;
 use tunnel_base::drain::Drain;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::socket::{Buffered, Connection, Socket};
+use tunnel_net::socket::{AnyConnection, Buffered, Connection, Socket};
 use tunnel_net::tls::testing::{self, TestCa, client, server};
 use tunnel_net::tls::{ClientAuth, Trust, server_name};
 
@@ -537,7 +537,7 @@ async fn bytes_buffered_by_tls_are_delivered_before_the_socket_is_reset() {
     let (near, far) = tcp().await;
     socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
     let (mut client, server) = testing::over(far, near).await;
-    let mut socket = Socket::new(server, BufferPool::new());
+    let mut socket = Socket::new(Box::new(server) as AnyConnection, BufferPool::new());
     socket.io.set_reset_on_drop(true);
     let mut sent = 0;
     poll_fn(|cx| {

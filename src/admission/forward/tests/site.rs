@@ -49,7 +49,7 @@ impl Site {
         drain.spawn(Span::none(), async move {
             let context = Arc::new(served.clone());
             let mut admission = Admission::new(context, from, permit);
-            let word = match forward(socket, &mut admission, None, &by_host).await {
+            let word = match forward(Box::new(socket), &mut admission, None, &by_host).await {
                 AdmissionOutcome::Opened { session, socket, buffered } => {
                     let socket = Socket::with_early(socket, served.pool.clone(), buffered);
                     run_session(session, LocalParty::Client, socket, &served.metrics).await;
