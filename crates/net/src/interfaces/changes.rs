@@ -159,5 +159,15 @@ mod tests {
             ip(text);
             changes.next().await.unwrap();
         }
+        ip("route add default via 10.0.0.1");
+        changes.next().await.unwrap();
+        // A line that is lost and returns. The kernel does not report the routes that go with it.
+        for text in ["link set two down", "link set two up", "link set one down"] {
+            ip(text);
+            timeout(Duration::from_secs(5), changes.next()).await.expect(text).unwrap();
+        }
+        ip("link set one up");
+        ip("route add default via 10.0.0.1");
+        timeout(Duration::from_secs(5), changes.next()).await.expect("the same network").unwrap();
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::net::bind;
 use rustix::net::netlink::SocketAddrNetlink;
 
-use super::netlink::{self, AF_INET, AF_INET6, find, split};
+use super::netlink::{self, AF_INET, AF_INET6, find, split, u32_at};
 use crate::interfaces::{InterfaceAddress, is_link_local};
 
 /// Subscribes to reports about addresses and routes. Needs no privilege.
@@ -116,7 +116,8 @@ fn default_route(message: &[u8]) -> Option<Vec<u8>> {
     if !matches!(family, AF_INET | AF_INET6) || *message.get(PREFIX)? != 0 {
         return None;
     }
-    let mut route = vec![family];
+    // Whether its interface has a line.
+    let mut route = vec![family, u8::from(u32_at(message, ROUTE_FLAGS)? & RTNH_F_LINKDOWN != 0)];
     for (kind, _, whole) in split(message.get(ROUTE_ATTRIBUTES..)?) {
         if ROUTE_DECIDED_BY.contains(&kind) {
             route.extend(whole);
@@ -125,19 +126,20 @@ fn default_route(message: &[u8]) -> Option<Vec<u8>> {
     Some(route)
 }
 
-/// Returns true if some of the messages report a default route, or an address that may be reachable from other
-/// networks.
+/// Returns true if some of the messages report a default route, an address that may be reachable from other networks, or
+/// an interface: the kernel removes the routes of one that is down without a report.
 pub(crate) fn is_report(messages: &[u8]) -> bool {
     netlink::messages(messages).any(|(kind, message)| match kind {
         // Each veth of a Kubernetes node has a link-local address.
         RTM_NEWADDR | RTM_DELADDR => address(message).is_some_and(|at| !is_link_local(at.ip)),
         RTM_NEWROUTE | RTM_DELROUTE => default_route(message).is_some(),
-        _ => false,
+        kind => kind == RTM_NEWLINK,
     })
 }
 
-/// Addresses and routes of IPv4 and IPv6.
-const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
+/// Interfaces, and addresses and routes of IPv4 and IPv6.
+const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
+const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
@@ -156,6 +158,9 @@ const FAMILY: usize = 16;
 const PREFIX: usize = 16 + 1;
 /// Offset of `ifa_flags`.
 const ADDRESS_FLAGS: usize = 16 + 2;
+/// Offset of the flags of a route, and the one of a route whose interface has no line.
+const ROUTE_FLAGS: usize = 16 + 8;
+const RTNH_F_LINKDOWN: u32 = 16;
 /// Offset of the attributes of a route: after the header and `struct rtmsg`.
 const ROUTE_ATTRIBUTES: usize = 16 + 12;
 /// The kind of an interface that is connected to no network, created by `ip link add … type dummy`.
@@ -227,11 +232,11 @@ mod tests {
         assert!(is_report(&of_route(RTM_DELROUTE, 0)) && is_report(&of_route(RTM_NEWROUTE, 0)));
         let others = [
             of_route(RTM_NEWROUTE, 24),
-            message(16, 0, 0, 16, &[]),
             of_address(RTM_NEWADDR, "fe80::1"),
             of_address(RTM_NEWADDR, "169.254.7.7"),
         ];
         assert!(!is_report(&others.concat()));
+        assert!(is_report(&message(RTM_NEWLINK, 0, 0, 16, &[])));
         assert!(is_report(&[&others.concat()[..], &of_route(RTM_NEWROUTE, 0)].concat()));
     }
 
