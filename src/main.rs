@@ -32,6 +32,7 @@ use tracing::{error, field, info, warn};
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
+    os::use_small_pages();
     let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {

@@ -83,6 +83,11 @@ pub fn memory(limit: Option<usize>) -> usize {
     usize::try_from(least).unwrap_or(usize::MAX).min(limit.unwrap_or(usize::MAX))
 }
 
+/// Keeps the kernel from giving this process pages of 2 MiB, of which it would use little.
+pub fn use_small_pages() {
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
+}
+
 /// Returns the limits of a process's control groups below `root`, given its `/proc/self/cgroup`. In a container a group's
 /// own path may be missing, but the root always exists and then holds the group's limit.
 fn group_limits(groups: &str, root: &Path) -> Vec<u64> {

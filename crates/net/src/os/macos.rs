@@ -193,6 +193,9 @@ pub fn memory(limit: Option<usize>) -> usize {
     limit.unwrap_or(usize::MAX).min(8 << 30)
 }
 
+/// Does nothing: its pages are small.
+pub fn use_small_pages() {}
+
 /// Whether [`sockets::remote_user`] finds the user.
 pub const KNOWS_REMOTE_USERS: bool = false;
 
