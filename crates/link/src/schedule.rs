@@ -71,7 +71,9 @@ impl Scheduler {
             let of_client = self.clients.entry(entry.source.client().clone()).or_default();
             let before = least.max(*of_client);
             *of_client = before + cost;
-            account = account.max(before);
+            // Its keystrokes are ordered as those of several clients. Answers are not, as each may be of a new session.
+            let ahead = if longest == 0 { 0 } else { INTERACTIVE_BACKLOG as u64 };
+            account = account.max(before.saturating_sub(ahead));
             passes_window = before - least <= INTERACTIVE_BACKLOG as u64;
         }
         let usage = FlowUsage { account, ..usage };
@@ -361,10 +363,12 @@ pub(crate) mod tests {
             let source = Speaker::of(if number < 1000 { "many" } else { "one" });
             schedule.enter(QueuedSource { source, stay: number }, new(), 1, LONGEST);
         }
-        let first = [schedule.next(false), schedule.next(false)].map(|flow| flow.unwrap().entry.stay);
-        assert!(first.contains(&1000), "{first:?}");
-        let passing = std::iter::from_fn(|| schedule.next(true)).count();
-        assert!((20..40).contains(&passing), "{passing} pass a full window");
+        let passing: Vec<_> =
+            std::iter::from_fn(|| schedule.next(true)).map(|flow| flow.entry.stay).collect();
+        assert!(
+            (20..40).contains(&passing.len()) && passing.contains(&1000),
+            "a full window is passed by {passing:?}"
+        );
     }
 
     #[test]

@@ -182,7 +182,10 @@ impl Link {
         };
         match superseded {
             Some(SupersededQueue::New) => source.close(),
-            Some(SupersededQueue::Old(older)) => older.retire(epoch),
+            Some(SupersededQueue::Old(older)) => {
+                older.retire(epoch);
+                source.follow();
+            }
             None => {}
         }
         // The source may have been closed, or have sent its last frame, before it was added. Then nothing else would

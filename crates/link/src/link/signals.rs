@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
 use crate::link::Link;
-use crate::link::queue::MAX_QUEUED_REPLIES;
 use crate::lock::Mutex;
 use crate::schedule::frame_source::{
     FrameSource, QueueMembership, QueueRequest, QueuedSource, Turn, TurnOutput,
@@ -50,17 +49,14 @@ impl Link {
     /// Replies to a client's frame about a session without an end here, at the client's cost. Excess replies are dropped,
     /// because the remote retries.
     pub(crate) fn reply_to(&self, client: &Arc<str>, session: &SessionKey, frame: SessionFrame) {
+        if self.is_answer_queue_full(client) {
+            return;
+        }
         let reply =
             Reply { session: session.clone(), client: client.clone(), frame: Mutex::new(Some(frame)) };
         let entry = QueuedSource { source: Arc::new(reply), stay: 0 };
         let request = QueueRequest { answer: true, ..QueueRequest::default() };
-        let _unused = self.with_state(|state| {
-            let turns = &state.queue.waiting.turns;
-            // Refusals for a full queue of answers must fit, too.
-            let most = 2 * MAX_QUEUED_REPLIES;
-            let is_full = turns.len() >= most && turns.answers_of(client) >= most;
-            if is_full { vec![entry] } else { state.queue.handle_request(entry, &request) }
-        });
+        let _stale = self.with_state(|state| state.queue.handle_request(entry, &request));
     }
 
     /// Sends a frame about a session without an end here. Excess ones are dropped.

@@ -56,6 +56,8 @@ struct RelayQueueState {
     most: usize,
     /// Whether further frames are dropped: the last frame waits or was sent.
     sealed: bool,
+    /// Whether it took the place of another queue of its session, whose last frame was not sent.
+    follows: bool,
     places: QueueMembership,
 }
 
@@ -71,6 +73,7 @@ impl RelayQueue {
             taken,
             most,
             sealed: false,
+            follows: false,
             places: QueueMembership::default(),
         };
         Arc::new(Self {
@@ -149,6 +152,11 @@ impl RelayQueue {
         queue.sealed = true;
     }
 
+    /// Notes that this queue takes the place of another one, which does not report its end.
+    pub(crate) fn follow(&self) {
+        self.queue.lock().follows = true;
+    }
+
     /// Closes the queue, because another one relays the session for attempt `epoch`.
     ///
     /// A PathLost of a newer attempt is still sent. A late Open or Resume of an old attempt does not end that attempt
@@ -215,10 +223,12 @@ impl RelayQueueState {
         self.give_back(usize::MAX);
     }
 
-    /// Adds the last frame. An Open that was not sent is dropped with it: the acceptor knows nothing of that session.
+    /// Adds the last frame. An Open that was not sent is dropped; the last frame, too, if the remote knows nothing of that
+    /// session.
     fn end(&mut self, last: SessionFrame) {
         self.sealed = true;
-        if self.answer.take_if(|answer| matches!(answer, SessionFrame::Open { .. })).is_none() {
+        let is_unsent = self.answer.take_if(|answer| matches!(answer, SessionFrame::Open { .. })).is_some();
+        if !is_unsent || self.follows {
             self.ordered.push_back(last);
         }
     }

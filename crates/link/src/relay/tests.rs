@@ -646,6 +646,18 @@ async fn an_open_that_was_not_sent_ends_without_a_frame() {
     assert!(relay.is_empty());
 }
 
+/// The remote must learn that the session has left, as the end of the earlier attempt was not sent.
+#[tokio::test]
+async fn an_open_that_was_not_sent_ends_an_earlier_attempt() {
+    let relay = Relay::new();
+    let requester = link(5, Remote::Edge("asker".parse().unwrap()));
+    relay.ask(&requester, open(1)).unwrap().pass(&relay.edge);
+    assert!(matches!(frames(&relay.edge)[..], [SessionFrame::Open { .. }]));
+    relay.ask(&requester, open(2)).unwrap().pass(&relay.edge);
+    relay.end(&requester);
+    assert_eq!(frames(&relay.edge), [lost(2)]);
+}
+
 proptest! {
     /// However data is split and joined on the way, the bytes are the same, and small pieces cost little.
     #[test]

@@ -322,8 +322,11 @@ impl<'a> World<'a> {
             Poll::Ready(None) => line.cut = true,
             Poll::Ready(Some(frame)) => {
                 end.wake.set();
-                if let FrameKind::Session(_, _, SessionFrame::Data(bytes)) = &frame.body {
-                    end.written += bytes.len() as u64;
+                // Any frame takes more on the wire than what the link counts for it.
+                if let FrameKind::Session(_, _, frame) = &frame.body {
+                    let data = if let SessionFrame::Data(bytes) = frame { bytes.len() } else { 0 };
+                    let reason = frame.refusal().map_or(0, |why| why.reason.len());
+                    end.written += (data + reason + 100) as u64;
                 }
                 let link = end.link.id;
                 self.check_sent(LINES[at][side], link, &frame);
