@@ -12,7 +12,7 @@ use tunnel_net::ChunkStream;
 use tunnel_net::os::sockets::unacknowledged;
 use tunnel_net::socket::{AnyConnection, Connection as _, Socket};
 
-/// Closes one side of an ended copy that is still set to [reset on drop](Connection::set_reset_on_drop).
+/// Closes one side of an ended copy that is still set to [reset on drop](tunnel_net::socket::Connection::set_reset_on_drop).
 ///
 /// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, and dropping the
 /// socket resets the connection. The kernel still delivers the rest of a finished stream to a remote that reads slowly.
