@@ -116,8 +116,13 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
         boot: None,
     };
     // It does not read the answers meanwhile.
-    for _ in 0..20_000 {
-        let message = bad.message(SessionId::random(), open.clone());
+    for n in 0..20_000 {
+        let mut open = open.clone();
+        // It may name any client.
+        if let SessionFrame::Open { client, .. } = &mut open {
+            *client = format!("10.0.{}.{}:1", n / 256, n % 256);
+        }
+        let message = bad.message(SessionId::random(), open);
         bad.send(StreamMsg { node: node.into(), ..message }).await;
     }
     assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;

@@ -67,6 +67,10 @@ impl Scheduler {
             // Else a client with many sessions, each with a little to send, would take all turns, and fill the line.
             if self.clients.len() == self.clients.capacity() {
                 self.clients.retain(|_, account| *account > least);
+                // Without bulk the clock may stand still. Of so many clients, none gains much by a new account.
+                if self.clients.len() >= MAX_CLIENTS {
+                    self.clients.clear();
+                }
             }
             let of_client = self.clients.entry(entry.source.client().clone()).or_default();
             let before = least.max(*of_client);
@@ -157,6 +161,8 @@ pub(crate) const INTERACTIVE_BACKLOG: usize = 4 * 1024;
 const INTERACTIVE_AFTER: u32 = 4;
 /// The largest frame: how far behind the clock an idle session may enter.
 pub(crate) const MAX_LAG: u64 = 65_200;
+/// Maximum number of clients with an account, of about 100 bytes each.
+const MAX_CLIENTS: usize = 4096;
 /// Cost of a frame in addition to its bytes: names, ids and headers on the wire.
 const FRAME_OVERHEAD: u64 = 128;
 
@@ -369,6 +375,18 @@ pub(crate) mod tests {
             (20..40).contains(&passing.len()) && passing.contains(&1000),
             "a full window is passed by {passing:?}"
         );
+    }
+
+    #[test]
+    fn endless_clients_take_bounded_memory() {
+        let mut schedule = Scheduler::default();
+        for number in 0..50_000 {
+            let source = Speaker::of(&number.to_string());
+            schedule.enter(QueuedSource { source, stay: number }, new(), 1, LONGEST);
+            let turn = schedule.next(false).unwrap();
+            schedule.sent(turn.usage);
+        }
+        assert!(schedule.clients.len() <= 2 * MAX_CLIENTS, "{}", schedule.clients.len());
     }
 
     #[test]

@@ -308,11 +308,8 @@ impl SessionTable {
                 if key.category == SessionCategory::Admin && !matches!(link.peer, Remote::User(_)) =>
             {
                 let why = "only the program of a user opens sessions of the category admin";
-                link.reply_to(
-                    &client_of(&frame),
-                    &key,
-                    refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)),
-                );
+                let refusal = SessionError::new(ErrorCode::NotAllowed, why);
+                link.reply_to(&client_of(&link.peer, &frame), &key, refused(&frame, refusal));
                 None
             }
             SessionFrame::Open { .. } if at_server => self.on_request(link, key, frame),
@@ -322,7 +319,8 @@ impl SessionTable {
             }
             SessionFrame::Open { .. } => self.on_open(link, key, frame).map(FrameEvent::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
-                link.reply_to(&client_of(&frame), &key, self.failed_resume(key.id, opener.as_ref(), *epoch));
+                let failed = self.failed_resume(key.id, opener.as_ref(), *epoch);
+                link.reply_to(&client_of(&link.peer, &frame), &key, failed);
                 None
             }
             _ => {
@@ -351,7 +349,7 @@ impl SessionTable {
         key: SessionKey,
         frame: SessionFrame,
     ) -> Option<FrameEvent> {
-        let client = from.peer.requester().map_or_else(|| client_of(&frame), Arc::from);
+        let client = client_of(&from.peer, &frame);
         let attempt = Attempt { client, ..Attempt::new(from.clone(), key, &frame)? };
         let most = self.limits.sessions;
         let too_many = if from.is_answer_queue_full(&attempt.client) || from.sessions() >= most {
@@ -396,7 +394,7 @@ impl SessionTable {
     /// answer as for an unknown session.
     fn reject_opener(&self, from: &Link, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
-        from.reply_to(&client_of(frame), session, refused(frame, unknown_session()));
+        from.reply_to(&client_of(&from.peer, frame), session, refused(frame, unknown_session()));
     }
 }
 
@@ -433,7 +431,7 @@ impl SessionTable {
         let (send, mut recv) = match halves {
             Ok(halves) => halves,
             Err(refusal) => {
-                link.reply_to(&source, &key, SessionFrame::Refused { epoch, refusal });
+                link.reply_to(&client_of(&link.peer, &open), &key, SessionFrame::Refused { epoch, refusal });
                 return None;
             }
         };

@@ -159,6 +159,10 @@ impl<T: Connection + ?Sized> Connection for Box<T> {
         (**self).remote_reset()
     }
 
+    fn peer_uid(&self) -> Option<u32> {
+        (**self).peer_uid()
+    }
+
     fn may_half_close(&self) -> bool {
         (**self).may_half_close()
     }

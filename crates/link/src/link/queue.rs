@@ -38,8 +38,7 @@ pub(crate) struct SendQueue {
 /// The frames, and the sources of frames, that wait for one link.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingFrames {
-    /// Signals and last frames. Limited by [`MAX_QUEUED_REPLIES`], except for frames
-    /// of this process's own sessions.
+    /// Signals and last frames. Limited by [`MAX_QUEUED_REPLIES`], except for frames of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
     /// Sessions that have a credit to send.
     pub(crate) credits: VecDeque<QueuedSource>,

@@ -19,6 +19,9 @@ use tunnel_proto::frame::{
 use tunnel_proto::names::{Instance, NodeName, SessionId, UserDevice};
 use tunnel_proto::state::LinkId;
 
+/// Number of entries that wait on a link from which it drops replies.
+const MAX_WAITING: usize = 20_000;
+
 /// A reply that waits for its turn.
 #[derive(Debug)]
 struct Reply {
@@ -46,10 +49,10 @@ impl FrameSource for Reply {
 }
 
 impl Link {
-    /// Replies to a client's frame about a session without an end here, at the client's cost. Excess replies are dropped,
-    /// because the remote retries.
+    /// Replies to a client's frame about a session without an end here, at the client's cost. Excess replies are dropped: of
+    /// a client that does not read them, and of a peer that names too many clients.
     pub(crate) fn reply_to(&self, client: &Arc<str>, session: &SessionKey, frame: SessionFrame) {
-        if self.is_answer_queue_full(client) {
+        if self.is_answer_queue_full(client) || self.waiting() >= MAX_WAITING {
             return;
         }
         let reply =

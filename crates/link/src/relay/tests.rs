@@ -635,6 +635,24 @@ async fn nobody_but_its_opener_moves_a_session_to_another_path() {
     assert!(relay.is_empty() && frames(&requester).is_empty());
 }
 
+/// An edge may name any client in its requests; a server's requests are of many.
+#[tokio::test]
+async fn replies_that_a_remote_does_not_read_are_bounded() {
+    let relay = Relay::new();
+    for (peer, most) in [(Remote::Edge("asker".parse().unwrap()), 1000), (Remote::Peer, 20_000)] {
+        let remote = link(5, peer);
+        for n in 0..25_000_u128 {
+            let key = SessionKey { category: SessionCategory::Admin, ..key(SessionId::from_bits(n)) };
+            let mut open = open(1);
+            if let SessionFrame::Open { client, .. } = &mut open {
+                *client = n.to_string();
+            }
+            assert!(relay.table.on_frame(&remote, key, open, Instant::now()).is_none());
+        }
+        assert_eq!(remote.waiting(), most);
+    }
+}
+
 /// Else a client that opens sessions and leaves would keep a slow line busy with them.
 #[tokio::test]
 async fn an_open_that_was_not_sent_ends_without_a_frame() {

@@ -11,7 +11,7 @@ use crate::table::SessionTable;
 use crate::table::session::{LongParked, SessionOrigin, SharedSession};
 use tunnel_base::policy::source_of;
 use tunnel_net::fair_map::FairMap;
-use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::frame::{ErrorCode, Remote, SessionError, SessionFrame};
 use tunnel_proto::names::SessionId;
 use tunnel_proto::state::Phase;
 
@@ -196,12 +196,13 @@ pub(crate) fn source(client: &str) -> Arc<str> {
     }
 }
 
-/// Returns the source at whose cost the answer to a frame is: that of the client which an Open names, or the opener of a
-/// Resume.
-pub(crate) fn client_of(frame: &SessionFrame) -> Arc<str> {
-    match frame {
-        SessionFrame::Open { client, .. } => source(client),
-        SessionFrame::Resume { opener: Some(opener), .. } => opener.source().into(),
+/// Returns the source at whose cost the answer to a frame is: the edge or user that sent it, for she could name anyone.
+/// Of a server's frame it is the client that an Open names, or the opener of a Resume.
+pub(crate) fn client_of(peer: &Remote, frame: &SessionFrame) -> Arc<str> {
+    match (peer.requester(), frame) {
+        (Some(requester), _) => requester.into(),
+        (None, SessionFrame::Open { client, .. }) => source(client),
+        (None, SessionFrame::Resume { opener: Some(opener), .. }) => opener.source().into(),
         _ => Arc::default(),
     }
 }

@@ -85,6 +85,7 @@ pub fn memory(limit: Option<usize>) -> usize {
 
 /// Keeps the kernel from giving this process pages of 2 MiB, of which it would use little.
 pub fn use_small_pages() {
+    // Without it, the process only takes more memory.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 

@@ -133,7 +133,8 @@ pub(crate) fn is_report(messages: &[u8]) -> bool {
         // Each veth of a Kubernetes node has a link-local address.
         RTM_NEWADDR | RTM_DELADDR => address(message).is_some_and(|at| !is_link_local(at.ip)),
         RTM_NEWROUTE | RTM_DELROUTE => default_route(message).is_some(),
-        kind => kind == RTM_NEWLINK,
+        RTM_NEWLINK => true,
+        _ => false,
     })
 }
 
