@@ -20,7 +20,6 @@ use tracing::field::display;
 use tracing::info;
 
 use crate::enrolment::shared_state::SharedState;
-use crate::enrolment::shared_text::TextStore;
 use crate::enrolment::store::{Enrolments, InvitationError, SecretHash};
 use crate::invitations::code::{InvitationCode, Pin, pin_of};
 use crate::invitations::invitee::Invitee;
@@ -29,6 +28,7 @@ use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_base::refusal_log::RefusalLog;
+use tunnel_base::stores::TextStore;
 use tunnel_base::unix_time::now;
 use tunnel_link::grpc::enrol::JoinCredentials;
 use tunnel_net::reload::{ReloadError, ReloadedValue};

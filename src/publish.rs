@@ -19,7 +19,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_base::record_store::RecordStore;
+use tunnel_base::stores::RecordStore;
 
 /// The task that publishes which nodes are connected here. It never affects a link or a session.
 #[derive(derive_more::Debug)]

@@ -10,9 +10,9 @@ use tokio::sync::{MutexGuard, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
-use crate::enrolment::shared_text::{SharedStateError, TextStore, VersionedText};
 use crate::enrolment::store::Enrolments;
 use tunnel_base::drain::Drain;
+use tunnel_base::stores::{StoreError, TextStore, VersionedText};
 use tunnel_base::unix_time::now;
 
 /// The enrolment state that all servers of a cloud share, as last read.
@@ -265,7 +265,7 @@ impl SharedState {
     }
 
     /// Returns the error of a store that is not available now.
-    fn no_access(&self, cause: &SharedStateError) -> String {
+    fn no_access(&self, cause: &StoreError) -> String {
         format!("cannot access the store of {}: {cause}", self.what)
     }
 

@@ -1,59 +1,12 @@
-//! A text that all servers of a cloud share and may change: in a file, in etcd, or in a Secret of Kubernetes.
+//! A text that all servers of a cloud share and may change: in a file, or in etcd.
 
-use std::fmt;
 use std::path::PathBuf;
-
-use futures_util::future::BoxFuture;
 
 use crate::etcd::member::EtcdConnection;
 use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::publish::shared_file;
+use tunnel_base::stores::{StoreFuture, TextStore, VersionedText};
 use tunnel_net::resolver::Resolver;
-
-/// The store of a text that is shared by all servers: a file, etcd, or a Secret of Kubernetes. Its display tells where.
-pub trait TextStore: fmt::Debug + fmt::Display + Send {
-    /// Reads the text.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store does not respond or denies access.
-    fn read(&mut self) -> StoreFuture<'_, VersionedText>;
-
-    /// Reads the text unless it is as it was `seen` last. By default reads it, and compares.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Self::read`].
-    fn read_since<'a>(&'a mut self, seen: &'a VersionedText) -> StoreFuture<'a, Option<VersionedText>> {
-        Box::pin(async move { Ok(Some(self.read().await?).filter(|read| read != seen)) })
-    }
-
-    /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
-    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Self::read`]; after an error the text may or may not be written.
-    fn write<'a>(&'a mut self, seen: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool>;
-}
-
-/// The result of a store's operation, once it is done.
-pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, SharedStateError>>;
-
-/// Error reading or writing a shared text. Only its text is used.
-pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A shared text as read from its store. It is given back when writing, to detect another server's
-/// change.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VersionedText {
-    /// The text; empty if none was written yet.
-    pub text: Vec<u8>,
-    /// Version number in the store; empty if the text does not exist, or if the store compares the text itself.
-    pub version: String,
-    /// Whether it is a file that does not exist.
-    pub is_missing: bool,
-}
 
 /// A text in a file, on a disk that all servers share.
 #[derive(Debug, Clone, derive_more::Display)]

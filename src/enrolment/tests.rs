@@ -3,9 +3,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::enrolment::shared_text::{FileTextStore, StoreFuture, TextStore, VersionedText};
+use crate::enrolment::shared_text::FileTextStore;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::grants::{FOR_EVER, Grant, UserGrants};
+use tunnel_base::stores::{StoreFuture, VersionedText};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_proto::names::NodeName;
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::etcd::member::{EtcdConnection, EtcdError, EtcdErrorKind};
 use crate::etcd::{EtcdClient, FailedCalls};
-use tunnel_base::record_store::{PublishError, RecordStore};
+use tunnel_base::stores::{RecordStore, StoreFuture};
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl EtcdRecords {
 
 impl RecordStore for EtcdRecords {
     /// Replaces our records with these, and renews the lease. Tries each member once.
-    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> StoreFuture<'a, ()> {
         Box::pin(async {
             let mut failed = FailedCalls::default();
             loop {
@@ -149,7 +149,7 @@ impl RecordStore for EtcdRecords {
     }
 
     /// Revokes the lease, and with it all records.
-    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+    fn withdraw(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async {
             let Some(EtcdLease { id, .. }) = self.lease else { return Ok(()) };
             self.members.call(|member: EtcdConnection| async move { member.revoke(id).await }).await?;

@@ -13,7 +13,7 @@ use tracing::info;
 use crate::publish::shared_file::{SharedFileError, content, failed, in_background, lock, replace};
 use tunnel_base::files::{self, with_suffix};
 use tunnel_base::policy::hosts_lines::{merged, servers, without};
-use tunnel_base::record_store::{PublishError, RecordStore};
+use tunnel_base::stores::{RecordStore, StoreFuture};
 
 /// Our lines in a hosts file: `<address>    <name>`. Of other lines, only those of dead servers are removed.
 ///
@@ -41,7 +41,7 @@ impl Hosts {
 
 impl RecordStore for Hosts {
     /// Replaces our lines with these, and removes lines of servers without a sign of life for a while.
-    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> StoreFuture<'a, ()> {
         let Self { file, server, seen } = self;
         let file = file.clone();
         let server = *server;
@@ -54,7 +54,7 @@ impl RecordStore for Hosts {
         })
     }
 
-    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+    fn withdraw(&mut self) -> StoreFuture<'_, ()> {
         self.write(&NO_RECORDS)
     }
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::admin::readiness::Readiness;
-use crate::kubernetes::{EdgeWatches, PodTokenReviewer, ServerPods};
+use crate::kubernetes::{EdgeWatches, ServerPods};
 use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
 use tunnel_base::addresses::AddressBook;
-use tunnel_base::addresses::cluster_state::KnownNodes;
+use tunnel_base::addresses::cluster_state::{KnownNodes, PodTokenReviewer};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
 

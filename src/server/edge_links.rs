@@ -16,16 +16,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
 
 use crate::enrolment::{OpenedEnrolments, next_change};
-use crate::kubernetes::PodTokenReviewer;
 use crate::registry::Registry;
 use crate::startup::{Prepared, StartupErrorCollector, StartupErrorKind};
-use tunnel_base::addresses::cluster_state::KnownNodes;
+use tunnel_base::addresses::cluster_state::{KnownNodes, PodProof, PodTokenReviewer};
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::policy::tokens::{
-    MIN_TOKEN_BYTES, NodeTokens, PodProof, TokenError, is_service_account_token,
-};
+use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError, is_service_account_token};
 use tunnel_link::grpc::accept::CallerCertificate;
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
@@ -211,16 +208,16 @@ impl EdgeAuthenticator {
         let Some(pod_tokens) = pod_tokens else {
             return self.judge_token(from, &name, || self.check_token(credentials)).await;
         };
-        let from = Source::of(from);
-        self.guesses.judge(from, &counted, || Ok::<_, TokenError>(()))?;
-        let reviewed = match pod_tokens.review(token, &from).await {
+        let source = Source::of(from);
+        self.guesses.judge(source, &counted, || Ok::<_, TokenError>(()))?;
+        let reviewed = match pod_tokens.review(token, from).await {
             Ok(proof) if proof.node != credentials.hello.node => {
                 Err(TokenError::PodToken(format!("its pod is on Node {}", proof.node)))
             }
             Err(why @ TokenError::PodTokenUnchecked(_)) => return Err(GuessError::Unknown(why)),
             reviewed => reviewed,
         };
-        credentials.pod = Some(self.guesses.judge(from, &counted, || reviewed)?);
+        credentials.pod = Some(self.guesses.judge(source, &counted, || reviewed)?);
         // Its link stays for days, and needs the token no more.
         credentials.hello.token = String::new();
         self.authenticate(credentials).map_err(known)
@@ -557,11 +554,7 @@ mod tests {
     }
 
     impl PodTokenReviewer for FakeReviewer {
-        fn review<'a>(
-            &'a self,
-            token: &'a str,
-            _: &'a Source,
-        ) -> BoxFuture<'a, Result<PodProof, TokenError>> {
+        fn review<'a>(&'a self, token: &'a str, _: IpAddr) -> BoxFuture<'a, Result<PodProof, TokenError>> {
             *self.reviews.lock() += 1;
             let proof = PodProof {
                 node: node(token[4..].trim_end_matches('.')),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tracing::info_span;
 
 use crate::config::server::invitations::InvitationStoreKind;
-use crate::enrolment::shared_text::{EtcdTextStore, FileTextStore, TextStore};
+use crate::enrolment::shared_text::{EtcdTextStore, FileTextStore};
 use crate::enrolment::store::{Enrolments, SecretHash};
 use crate::enrolment::{AdvertisedCa, JoinRefusal, SharedEnrolments, next_change};
 use crate::parts::with_kubernetes;
@@ -18,6 +18,7 @@ use tunnel_base::files::with_suffix;
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::metrics::Door;
+use tunnel_base::stores::TextStore;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::enrol::{EnrolOperation, EnrolRequest};
 use tunnel_net::reload::ReloadedValue;
@@ -76,7 +77,7 @@ fn store(settings: &ServerConfig, name: &'static str, resolver: &Resolver) -> Op
         }
         InvitationStoreKind::Secret => {
             let cluster = settings.cluster?;
-            with_kubernetes!(api::server::secret::shared(&cluster, settings.secret.0, name), else return None)
+            with_kubernetes!(api::server::shared_text(&cluster, settings.secret.0, name), else return None)
         }
     })
 }

@@ -18,7 +18,7 @@ use crate::registry::peers::Peers;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::LoadedServerFiles;
-use tunnel_base::record_store::RecordStore;
+use tunnel_base::stores::RecordStore;
 use tunnel_net::tls::IdentityFiles;
 
 impl ServerContext {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::ConfigMap as Object;
 use serde_json::json;
 
 use tunnel_base::drain::{Drain, Drained};
-use tunnel_base::record_store::RecordStore as _;
+use tunnel_base::stores::RecordStore as _;
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords};
 use tunnel_kube::endpoint_watch::EndpointWatch;

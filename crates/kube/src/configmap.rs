@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use tunnel_base::addresses::cluster_state::ServiceEndpoints;
 use tunnel_base::policy::hosts_lines;
-use tunnel_base::record_store::{PublishError, RecordStore};
+use tunnel_base::stores::{RecordStore, StoreFuture};
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
 /// removed.
@@ -83,11 +83,11 @@ pub enum ConfigMapError {
 
 impl RecordStore for ConfigMapRecords {
     /// Also removes lines of servers that have been absent for a while. Cancel safe.
-    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> StoreFuture<'a, ()> {
         Box::pin(async { Ok(self.change(records, true).await?) })
     }
 
-    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+    fn withdraw(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async { Ok(self.change(&BTreeSet::new(), false).await?) })
     }
 

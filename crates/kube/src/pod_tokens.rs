@@ -4,11 +4,13 @@ mod jwt;
 pub mod last_known;
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
+use futures_util::future::BoxFuture;
 use http::Request;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
 use kube::api::{ListParams, PostParams};
@@ -24,10 +26,10 @@ use crate::partial::PartialPod;
 use crate::pod_tokens::jwt::{BoundPod, Claims, KeySet};
 use crate::pod_tokens::last_known::{KnownKeys, LastKnown, keep};
 use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
-use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods, KnownNodes};
+use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods, KnownNodes, PodProof, PodTokenReviewer};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::policy::tokens::{PodProof, TokenError};
+use tunnel_base::policy::tokens::TokenError;
 use tunnel_base::unix_time::now;
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_proto::printable::printable;
@@ -90,6 +92,75 @@ struct Discovery {
     issuer: String,
 }
 
+impl PodTokenReviewer for PodTokens {
+    /// Waits for the answer of kube-apiserver, unless there is one from before.
+    fn review<'a>(&'a self, token: &'a str, from: IpAddr) -> BoxFuture<'a, Result<PodProof, TokenError>> {
+        Box::pin(async move {
+            let (client, subject) = self.connected().await.map_err(|cause| unchecked(&cause))?;
+            let checked = Claims::check(token, &subject, &self.settings.audience, now());
+            let (claims, bound) = checked.map_err(TokenError::PodToken)?;
+            let slot = self.slot(token);
+            // Held during the review, so that no token is reviewed twice at once.
+            let mut known = slot.lock().await;
+            let answer = match &*known {
+                Some(answer) if answer.until > Instant::now() => answer.clone(),
+                _ => match self.ask(client, token, from, &subject, &bound).await {
+                    Ok(pod) => {
+                        let keep = if pod.is_ok() { KEEP_YES } else { KEEP_NO };
+                        let rest = Duration::from_secs(claims.exp.saturating_sub(now()));
+                        known.insert(ReviewAnswer { until: Instant::now() + keep.min(rest), pod }).clone()
+                    }
+                    Err(cause @ (ClusterError::Silent | ClusterError::Failed(_))) => {
+                        return self.check_alone(token, &claims, &bound, &cause);
+                    }
+                    Err(cause) => return Err(unchecked(&cause.needing("create on tokenreviews"))),
+                },
+            };
+            drop(known);
+            let node = answer.pod.map_err(TokenError::PodToken)?;
+            // The pod may be so new that the watch does not have it yet.
+            let mut pods = self.pods();
+            let is_known = pods.wait_for(|pods| find(pods, &bound).is_some());
+            if timeout(POD_TIMEOUT, is_known).await.is_err() {
+                let why = format!("the watch does not have its pod {}", bound.name);
+                let is_followed = self.pods.borrow().is_some() && self.outage.lock().since.is_none();
+                return Err(if is_followed { TokenError::PodToken } else { TokenError::PodTokenUnchecked }(
+                    why,
+                ));
+            }
+            self.proof(&claims, bound, node)
+        })
+    }
+
+    /// Its pod must exist, and its token must not have ended, unless kube-apiserver, which would renew it, is away.
+    fn recheck(&self, proof: &PodProof) -> Result<(), TokenError> {
+        let PodProof { node, pod, uid, ends } = proof;
+        let bound = BoundPod { name: pod.clone(), uid: uid.clone() };
+        let pods = self.pods.borrow();
+        if pods.is_some() && find(&pods, &bound).is_none() {
+            return Err(TokenError::NoPod(node.clone()));
+        }
+        let over = now().saturating_sub(*ends);
+        let mut outage = self.outage.lock();
+        // The kubelet also needs a while to renew tokens after an outage.
+        let is_away = outage.last.is_some_and(|last| last.elapsed() < AFTER_OUTAGE);
+        if over == 0 {
+            Ok(())
+        } else if self.settings.outage && is_away && over < MAX_OUTAGE.as_secs() {
+            if outage.outlived.insert(uid.clone()) {
+                info!(target: AUDIT, %node, pod, "link outlives its ServiceAccount token: kube-apiserver is away");
+            }
+            Ok(())
+        } else {
+            Err(TokenError::PodTokenEnded)
+        }
+    }
+
+    fn pods(&self) -> watch::Receiver<KnownEdgePods> {
+        self.pods.subscribe()
+    }
+}
+
 impl PodTokens {
     /// Creates it with what an earlier process knew; sends no request. Calls `report` when the watch of pods works or
     /// fails.
@@ -109,11 +180,6 @@ impl PodTokens {
             outage: Mutex::new(Outage { since, ..Outage::default() }),
             report,
         })
-    }
-
-    /// Returns a receiver of the known pods.
-    pub fn pods(&self) -> watch::Receiver<KnownEdgePods> {
-        self.pods.subscribe()
     }
 
     /// Follows the pods and the keys until draining starts, and writes the file of these and the Nodes.
@@ -164,84 +230,18 @@ impl PodTokens {
         self.outage.lock().since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Returns what a token from this source proves. Waits for the answer of kube-apiserver, unless there is one from before.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`TokenError::PodToken`] if it proves nothing, [`TokenError::PodTokenUnchecked`] if that is not known now.
-    pub async fn review(&self, token: &str, from: &Source) -> Result<PodProof, TokenError> {
-        let (client, subject) = self.connected().await.map_err(|cause| unchecked(&cause))?;
-        let checked = Claims::check(token, &subject, &self.settings.audience, now());
-        let (claims, bound) = checked.map_err(TokenError::PodToken)?;
-        let slot = self.slot(token);
-        // Held during the review, so that no token is reviewed twice at once.
-        let mut known = slot.lock().await;
-        let answer = match &*known {
-            Some(answer) if answer.until > Instant::now() => answer.clone(),
-            _ => match self.ask(client, token, from, &subject, &bound).await {
-                Ok(pod) => {
-                    let keep = if pod.is_ok() { KEEP_YES } else { KEEP_NO };
-                    let rest = Duration::from_secs(claims.exp.saturating_sub(now()));
-                    known.insert(ReviewAnswer { until: Instant::now() + keep.min(rest), pod }).clone()
-                }
-                Err(cause @ (ClusterError::Silent | ClusterError::Failed(_))) => {
-                    return self.check_alone(token, &claims, &bound, &cause);
-                }
-                Err(cause) => return Err(unchecked(&cause.needing("create on tokenreviews"))),
-            },
-        };
-        drop(known);
-        let node = answer.pod.map_err(TokenError::PodToken)?;
-        // The pod may be so new that the watch does not have it yet.
-        let mut pods = self.pods();
-        let is_known = pods.wait_for(|pods| find(pods, &bound).is_some());
-        if timeout(POD_TIMEOUT, is_known).await.is_err() {
-            let why = format!("the watch does not have its pod {}", bound.name);
-            let is_followed = self.pods.borrow().is_some() && self.outage.lock().since.is_none();
-            return Err(if is_followed { TokenError::PodToken } else { TokenError::PodTokenUnchecked }(why));
-        }
-        self.proof(&claims, bound, node)
-    }
-
-    /// Checks whether a proof is still valid: its pod exists, and its token has not ended, or kube-apiserver, which would
-    /// renew it, is away.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason why it is not.
-    pub fn recheck(&self, proof: &PodProof) -> Result<(), TokenError> {
-        let PodProof { node, pod, uid, ends } = proof;
-        let bound = BoundPod { name: pod.clone(), uid: uid.clone() };
-        let pods = self.pods.borrow();
-        if pods.is_some() && find(&pods, &bound).is_none() {
-            return Err(TokenError::NoPod(node.clone()));
-        }
-        let over = now().saturating_sub(*ends);
-        let mut outage = self.outage.lock();
-        // The kubelet also needs a while to renew tokens after an outage.
-        let is_away = outage.last.is_some_and(|last| last.elapsed() < AFTER_OUTAGE);
-        if over == 0 {
-            Ok(())
-        } else if self.settings.outage && is_away && over < MAX_OUTAGE.as_secs() {
-            if outage.outlived.insert(uid.clone()) {
-                info!(target: AUDIT, %node, pod, "link outlives its ServiceAccount token: kube-apiserver is away");
-            }
-            Ok(())
-        } else {
-            Err(TokenError::PodTokenEnded)
-        }
-    }
-
     /// Asks kube-apiserver whose token it is. Returns the Node of the pod if it names that, or why the token is refused.
     async fn ask(
         &self,
         client: Client,
         token: &str,
-        from: &Source,
+        from: IpAddr,
         subject: &str,
         bound: &BoundPod,
     ) -> Result<Result<Option<String>, String>, ClusterError> {
-        let Ok(_permit) = self.reviews.acquire(from).await else { return Err(ClusterError::Silent) };
+        let Ok(_permit) = self.reviews.acquire(&Source::of(from)).await else {
+            return Err(ClusterError::Silent);
+        };
         // So that a thousand edges do not each wait for a kube-apiserver that does not answer.
         if self.outage.lock().last.is_some_and(|last| last.elapsed() < NO_REVIEW) {
             return Err(ClusterError::Silent);

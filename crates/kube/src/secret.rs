@@ -7,6 +7,7 @@ use tokio::time::timeout;
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use tunnel_base::silence::unless_silent;
+use tunnel_base::stores::{StoreFuture, TextStore, VersionedText};
 
 /// A shared text in a Secret of this server's namespace, under one key.
 #[derive(Debug, derive_more::Display)]
@@ -18,51 +19,51 @@ pub struct SecretEntry {
     api: Option<Api<Secret>>,
 }
 
+impl TextStore for SecretEntry {
+    fn read(&mut self) -> StoreFuture<'_, VersionedText> {
+        Box::pin(async {
+            let found = self.found().await;
+            let found = self.checked(found)?;
+            let data = found.as_ref().and_then(|found| found.data.as_ref()?.get(self.key));
+            let text = data.map(|text| text.0.clone()).unwrap_or_default();
+            Ok(VersionedText { text, version: version(found.as_ref()), is_missing: false })
+        })
+    }
+
+    /// Asks for the version first: the text may be long, and is read every second.
+    fn read_since<'a>(&'a mut self, seen: &'a VersionedText) -> StoreFuture<'a, Option<VersionedText>> {
+        Box::pin(async move {
+            if !seen.version.is_empty() {
+                let version = self.version().await;
+                if self.checked(version)? == seen.version {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(self.read().await?).filter(|read| read != seen))
+        })
+    }
+
+    /// Fails if all texts of the Secret together are longer than Kubernetes allows.
+    fn write<'a>(&'a mut self, seen: &'a VersionedText, text: Vec<u8>) -> StoreFuture<'a, bool> {
+        Box::pin(async {
+            let written = self.try_write(&seen.version, text).await;
+            Ok(self.checked(written)??)
+        })
+    }
+}
+
 impl SecretEntry {
     /// Creates the store without connecting. The Secret is created by the first write.
     pub fn new(cluster: Cluster, name: String, key: &'static str) -> Self {
         Self { cluster, name, key, api: None }
     }
 
-    /// Reads the text, which is empty if none was written yet, and the version of the Secret, which is empty if it does
-    /// not exist.
-    ///
-    /// # Errors
-    ///
-    /// Fails if kube-apiserver does not answer or does not authorize the request.
-    pub async fn read(&mut self) -> Result<(Vec<u8>, String), String> {
-        let found = self.found().await;
-        let found = self.checked(found)?;
-        let data = found.as_ref().and_then(|found| found.data.as_ref()?.get(self.key));
-        Ok((data.map(|text| text.0.clone()).unwrap_or_default(), version(found.as_ref())))
-    }
-
     /// Returns the version of the Secret alone, which is empty if it does not exist.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Self::read`].
-    pub async fn version(&mut self) -> Result<String, String> {
-        let asked = async {
-            let api = self.connected().await?;
-            let found = unless_silent(REQUEST_TIMEOUT, api.get_metadata_opt(&self.name)).await;
-            Ok(found.ok_or(ClusterError::Silent)??)
-        };
-        let found = asked.await;
-        let found = self.checked(found)?;
+    async fn version(&mut self) -> Result<String, ClusterError> {
+        let api = self.connected().await?;
+        let found = unless_silent(REQUEST_TIMEOUT, api.get_metadata_opt(&self.name)).await;
+        let found = found.ok_or(ClusterError::Silent)??;
         Ok(found.and_then(|found| found.metadata.resource_version).unwrap_or_default())
-    }
-
-    /// Writes the text if the Secret still has that version. Returns false, without writing, if another server changed
-    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Self::read`]; after an error the text may or may not be written. Fails if all texts of the
-    /// Secret together are longer than Kubernetes allows.
-    pub async fn write(&mut self, before: &str, text: Vec<u8>) -> Result<bool, String> {
-        let written = self.try_write(before, text).await;
-        self.checked(written)?
     }
 
     /// Writes the text. The inner error is that it is too long.

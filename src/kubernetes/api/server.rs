@@ -1,7 +1,6 @@
 //! What a server follows, keeps up to date and requests in the cluster. Problems with it appear in the readiness.
 
 pub(crate) mod csr;
-pub(crate) mod secret;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -16,13 +15,12 @@ use crate::config::cluster::{ClusterSettings, ObjectName};
 use crate::config::kubernetes::ServiceAccountConfig;
 use crate::config::kubernetes::node_names::NodeNameSettings;
 use crate::config::kubernetes::ports::NodePortsConfig;
-use crate::kubernetes::{EdgeWatches, PodTokenReviewer, ServerPods};
+use crate::kubernetes::{EdgeWatches, ServerPods};
 use tunnel_base::addresses::AddressBook;
-use tunnel_base::addresses::cluster_state::{KnownEdgePods, KnownNodes};
+use tunnel_base::addresses::cluster_state::{KnownNodes, PodTokenReviewer};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
-use tunnel_base::policy::tokens::{PodProof, TokenError};
-use tunnel_base::record_store::RecordStore;
+use tunnel_base::stores::{RecordStore, TextStore};
 use tunnel_kube::address_watch::AddressBookUpdater;
 use tunnel_kube::cluster::{Cluster, StateReport};
 use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords};
@@ -32,7 +30,7 @@ use tunnel_kube::pod_tokens::last_known::LastKnown;
 use tunnel_kube::pod_tokens::{PodTokenSettings, PodTokens};
 use tunnel_kube::reconcile::node_names::{NamesReconcilerParams, NodeNamesReconciler};
 use tunnel_kube::reconcile::ports::{PortWatch, PortWatchParams};
-use tunnel_net::limiter::Source;
+use tunnel_kube::secret::SecretEntry;
 
 /// Keeps the address book up to date with the cluster.
 pub(crate) fn follow_addresses(
@@ -77,6 +75,11 @@ pub(crate) fn records(
     Box::new(ConfigMapRecords::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
 }
 
+/// Returns the key of a Secret as a store.
+pub(crate) fn shared_text(cluster: &ClusterSettings, name: String, key: &'static str) -> Box<dyn TextStore> {
+    Box::new(SecretEntry::new(access(cluster), name, key))
+}
+
 /// Watches the Nodes of a cluster, and the pods of edges if the config has their ServiceAccount. `edges` is the label of
 /// edges from the config, with its value.
 pub(crate) fn follow_nodes(
@@ -109,20 +112,6 @@ fn follow_edge_pods(
     let tokens = PodTokens::new(settings, known, report(readiness, "pods of edges"));
     drain.spawn(info_span!("edge_pods"), tokens.clone().follow(nodes, drain.clone()));
     tokens
-}
-
-impl PodTokenReviewer for PodTokens {
-    fn review<'a>(&'a self, token: &'a str, from: &'a Source) -> BoxFuture<'a, Result<PodProof, TokenError>> {
-        Box::pin(Self::review(self, token, from))
-    }
-
-    fn recheck(&self, proof: &PodProof) -> Result<(), TokenError> {
-        Self::recheck(self, proof)
-    }
-
-    fn pods(&self) -> watch::Receiver<KnownEdgePods> {
-        Self::pods(self)
-    }
 }
 
 /// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap, with which a Service is kept up

@@ -13,7 +13,7 @@ use tonic::Status;
 use tunnel::etcd::EtcdClient;
 use tunnel::etcd::wire::{LeaseGrantResponse, LeaseKeepAliveResponse};
 use tunnel::publish::etcd::EtcdRecords;
-use tunnel_base::record_store::RecordStore as _;
+use tunnel_base::stores::RecordStore as _;
 
 use super::etcd::{Answer, Call, connection};
 

@@ -1,15 +1,19 @@
 //! Kubernetes objects that determine where a target is, and which of them owns an address that several claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use crate::addresses::LocateError;
 use crate::addresses::object_index::{IndexKey, IndexKeys, ObjectIndex};
 use crate::addresses::owners::{AddressClaim, ClaimSource};
+use crate::policy::tokens::TokenError;
 use tunnel_proto::names::{Host, NodeName, Target};
 
 /// The objects of each kind: nodes by name, all others as `namespace/name`.
@@ -42,6 +46,39 @@ pub struct EdgePod {
     pub node: Option<String>,
     /// When its deletion takes effect, in seconds since 1970, if that was requested.
     pub deleted: Option<u64>,
+}
+
+/// What the ServiceAccount token of an edge's pod has proved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodProof {
+    /// The node on which the pod runs.
+    pub node: NodeName,
+    /// The pod's name.
+    pub pod: String,
+    /// Distinguishes it from other pods of that name.
+    pub uid: String,
+    /// When the token ends, in seconds since 1970.
+    pub ends: u64,
+}
+
+/// Judges the ServiceAccount tokens of edges' pods.
+pub trait PodTokenReviewer: Debug + Send + Sync {
+    /// Returns what a token from this address proves.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TokenError::PodToken`] if it proves nothing, [`TokenError::PodTokenUnchecked`] if that is not known now.
+    fn review<'a>(&'a self, token: &'a str, from: IpAddr) -> BoxFuture<'a, Result<PodProof, TokenError>>;
+
+    /// Checks whether a proof is still valid.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why it is not.
+    fn recheck(&self, proof: &PodProof) -> Result<(), TokenError>;
+
+    /// Returns a receiver of the known pods, whose changes may end a proof.
+    fn pods(&self) -> watch::Receiver<KnownEdgePods>;
 }
 
 /// Endpoints of a Service; `None` until they are known.

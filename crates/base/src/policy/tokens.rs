@@ -91,19 +91,6 @@ pub enum TokenError {
     NoPod(NodeName),
 }
 
-/// What the ServiceAccount token of an edge's pod has proved.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodProof {
-    /// The node on which the pod runs.
-    pub node: NodeName,
-    /// The pod's name.
-    pub pod: String,
-    /// Distinguishes it from other pods of that name.
-    pub uid: String,
-    /// When the token ends, in seconds since 1970.
-    pub ends: u64,
-}
-
 /// Returns true if a token has the form of a ServiceAccount's, which no other token has by chance.
 pub fn is_service_account_token(token: &str) -> bool {
     token.starts_with("eyJ") && token.bytes().filter(|byte| *byte == b'.').count() == 2

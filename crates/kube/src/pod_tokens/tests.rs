@@ -1,8 +1,8 @@
 use std::convert::Infallible;
 use std::fs::{self, File};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
@@ -86,7 +86,7 @@ impl Apiserver {
     }
 }
 
-static EDGE: LazyLock<Source> = LazyLock::new(|| Source::of([192, 0, 2, 1].into()));
+const EDGE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 fn pod(uid: &str) -> EdgePod {
     EdgePod { uid: uid.to_owned(), node: Some("shop-1".to_owned()), deleted: None }
@@ -129,14 +129,14 @@ fn token(claims: &Value) -> String {
 }
 
 async fn refusal(tokens: &PodTokens, token: &str) -> String {
-    match tokens.review(token, &EDGE).await {
+    match tokens.review(token, EDGE).await {
         Err(TokenError::PodToken(why)) => why,
         other => panic!("{other:?}"),
     }
 }
 
 async fn unchecked_reason(tokens: &PodTokens, token: &str) -> String {
-    match tokens.review(token, &EDGE).await {
+    match tokens.review(token, EDGE).await {
         Err(TokenError::PodTokenUnchecked(why)) => why,
         other => panic!("{other:?}"),
     }
@@ -199,7 +199,7 @@ async fn a_review_must_confirm_audience_account_and_pod() {
     old["user"]["extra"].as_object_mut().unwrap().remove("authentication.kubernetes.io/node-name");
     for status in [accepted(), old] {
         *apiserver.status.lock() = status;
-        let proof = apiserver.tokens(true).review(&token(&claims()), &EDGE).await.unwrap();
+        let proof = apiserver.tokens(true).review(&token(&claims()), EDGE).await.unwrap();
         assert_eq!((proof.node.as_str(), &*proof.pod, &*proof.uid), ("shop-1", "edge-a", "u1"));
     }
 }
@@ -219,7 +219,7 @@ async fn only_a_pod_that_exists_with_the_same_uid_counts_also_one_that_the_watch
         tokio::task::yield_now().await;
         tokens.pods.send_replace(Some([("edge-a".to_owned(), pod("u1"))].into()));
     };
-    let (reviewed, ()) = tokio::join!(tokens.review(&mine, &EDGE), later);
+    let (reviewed, ()) = tokio::join!(tokens.review(&mine, EDGE), later);
     assert!(reviewed.is_ok(), "{reviewed:?}");
 }
 
@@ -229,17 +229,17 @@ async fn a_token_is_reviewed_once_at_a_time_and_its_answer_is_kept_for_a_while()
     let tokens = apiserver.tokens(true);
     let asked = || apiserver.asked.load(Relaxed);
     let mine = token(&claims());
-    let all = futures_util::future::join_all((0..50).map(|_| tokens.review(&mine, &EDGE))).await;
+    let all = futures_util::future::join_all((0..50).map(|_| tokens.review(&mine, EDGE))).await;
     assert!(all.iter().all(Result::is_ok) && asked() == 1, "{}", asked());
     advance(Duration::from_secs(599)).await;
-    assert!(tokens.review(&mine, &EDGE).await.is_ok() && asked() == 1);
+    assert!(tokens.review(&mine, EDGE).await.is_ok() && asked() == 1);
     advance(Duration::from_secs(2)).await;
-    assert!(tokens.review(&mine, &EDGE).await.is_ok() && asked() == 2);
+    assert!(tokens.review(&mine, EDGE).await.is_ok() && asked() == 2);
 
     let short = token(&with("exp", json!(now() + 30)));
-    tokens.review(&short, &EDGE).await.unwrap();
+    tokens.review(&short, EDGE).await.unwrap();
     advance(Duration::from_secs(31)).await;
-    tokens.review(&short, &EDGE).await.unwrap();
+    tokens.review(&short, EDGE).await.unwrap();
     assert_eq!(asked(), 4, "a yes is not kept beyond the token");
 
     *apiserver.status.lock() = json!({"authenticated": false});
@@ -290,7 +290,7 @@ async fn while_kube_apiserver_is_away_known_pods_return_by_its_keys_and_others_w
         apiserver.connect(&tokens);
         // The algorithm that the token names has no effect.
         let proof = tokens
-            .review(&token_by(&json!({"alg": "none", "kid": kid}), &claims(), sign), &EDGE)
+            .review(&token_by(&json!({"alg": "none", "kid": kid}), &claims(), sign), EDGE)
             .await
             .unwrap();
         assert_eq!(proof.node.as_str(), "shop-1", "{kid}");
@@ -335,7 +335,7 @@ async fn while_kube_apiserver_is_away_known_pods_return_by_its_keys_and_others_w
     *apiserver.is_up.lock() = true;
     apiserver.connect(&tokens);
     advance(NO_REVIEW).await;
-    assert!(tokens.review(&good, &EDGE).await.is_ok());
+    assert!(tokens.review(&good, EDGE).await.is_ok());
 }
 
 /// Otherwise a caller who provokes such an answer would let ended tokens live on.
@@ -443,7 +443,7 @@ async fn a_server_that_starts_while_kube_apiserver_is_away_admits_the_pods_of_be
         apiserver.tokens_with(true, LastKnown::recall(Some(&file)))
     };
     let tokens = restart(MAX_OUTAGE - Duration::from_secs(60));
-    assert!(tokens.review(&good, &EDGE).await.is_ok());
+    assert!(tokens.review(&good, EDGE).await.is_ok());
     apiserver.connect(&tokens);
     assert!(unchecked_reason(&tokens, &newer).await.contains("only pods that were known before"));
     advance(Duration::from_secs(60)).await;
