@@ -1,13 +1,12 @@
 //! Graceful shutdown: takes no new work, lets running tasks finish until a deadline, then aborts them.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span};
@@ -23,19 +22,13 @@ pub struct Drain {
     running: Arc<Mutex<TaskTable>>,
 }
 
-/// The tasks that can be aborted. Their handles are kept here, so that a running task never has to check for the abort.
-///
-/// A task may be spawned while [`Drain::finish`] aborts tasks on another thread, and it may end before its handle is
-/// known. The lock orders the three steps. A task is entered without a handle before it is spawned, and removes its
-/// entry when it ends. The spawner adds the handle only if the entry still exists, and then checks `aborted`. Either
-/// [`Drain::finish`] finds the handle in the table, or the spawner finds `aborted` set and aborts the task itself. Both
-/// may happen, so a task may be aborted twice.
+/// The tasks that can be aborted. Under their lock, so that a task which is spawned while others are aborted is either
+/// one of these, or finds `aborted`.
 #[derive(Debug, Default)]
 struct TaskTable {
-    next: u64,
-    /// `None` while the task is being spawned.
-    tasks: HashMap<u64, Option<AbortHandle>>,
-    /// Whether all tasks were aborted. A task that is being spawned meanwhile is aborted by its spawner.
+    /// Also has the last tasks that ended.
+    tasks: JoinSet<()>,
+    /// Whether all tasks were aborted. A later one is aborted at once.
     aborted: bool,
 }
 
@@ -62,42 +55,22 @@ impl Drain {
 
     /// Spawns a task that [`Self::finish`] waits for. The task is dropped at its current await point if it is aborted.
     pub fn spawn<F: Future<Output = ()> + Send + 'static>(&self, span: Span, task: F) {
-        let done = self.enter();
-        let id = done.id;
+        let drain = self.clone();
         // Boxed, so that the compiler generates tokio's code for tasks once, and not for each kind of task. An async
         // block around the task would hold it twice, and each of thousands of links has three tasks.
-        let task = task.boxed().map(move |()| drop(done));
+        let task = task.boxed().map(move |()| drain.forget_ended());
         let tracked = self.tasks.track_future(task.instrument(span));
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the one place that spawns: tracked, with a span, aborted at the end"
-        )]
-        let handle = tokio::spawn(tracked);
-        self.spawned(id, &handle.abort_handle());
-    }
-
-    /// Registers a task that is about to be spawned.
-    fn enter(&self) -> TaskEntryGuard {
         let mut running = self.running.lock();
-        running.next += 1;
-        let id = running.next;
-        running.tasks.insert(id, None);
-        TaskEntryGuard { drain: self.clone(), id }
-    }
-
-    /// Registers the abort handle of a spawned task, which may have ended since.
-    fn spawned(&self, id: u64, handle: &AbortHandle) {
-        let aborted = {
-            let mut running = self.running.lock();
-            // A task that has already ended has removed its entry and needs no handle.
-            if let Some(task) = running.tasks.get_mut(&id) {
-                *task = Some(handle.clone());
-            }
-            running.aborted
-        };
-        if aborted {
+        let handle = running.tasks.spawn(tracked);
+        if running.aborted {
             handle.abort();
         }
+    }
+
+    /// Called by each task at its end, so that a set of many ended tasks does not stay until the next one is spawned.
+    fn forget_ended(&self) {
+        let mut running = self.running.lock();
+        while running.tasks.try_join_next().is_some() {}
     }
 
     /// Starts draining. Further calls have no effect.
@@ -158,33 +131,15 @@ impl Drain {
                     () = before_abort => {}
                     () = self.tasks.wait() => {}
                 }
-                // One lock for the flag and the handles: a task that is just being spawned is in the list, or finds the
-                // flag.
-                let tasks: Vec<_> = {
+                {
                     let mut running = self.running.lock();
                     running.aborted = true;
-                    running.tasks.values().flatten().cloned().collect()
-                };
-                for task in tasks {
-                    task.abort();
+                    running.tasks.abort_all();
                 }
                 self.tasks.wait().await;
                 Drained::Aborted(left)
             }
         }
-    }
-}
-
-/// A guard that removes a task's entry when the task ends or is dropped.
-#[derive(Debug)]
-struct TaskEntryGuard {
-    drain: Drain,
-    id: u64,
-}
-
-impl Drop for TaskEntryGuard {
-    fn drop(&mut self) {
-        self.drain.running.lock().tasks.remove(&self.id);
     }
 }
 
@@ -204,18 +159,22 @@ mod tests {
         });
         assert!(!drain.is_draining());
         assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Finished);
-        assert_eq!((drain.tasks(), drain.running.lock().tasks.len()), (0, 0));
+        assert_eq!(drain.tasks(), 0);
     }
 
     #[tokio::test]
-    async fn a_task_that_ends_while_it_is_spawned_leaves_no_entry() {
-        let (drain, spawned) = (Drain::new(), tokio::task::JoinSet::new().spawn(async {}));
-        let done = drain.enter();
-        let id = done.id;
-        assert_eq!(drain.running.lock().tasks.len(), 1);
-        drop(done);
-        drain.spawned(id, &spawned);
-        assert_eq!(drain.running.lock().tasks.len(), 0);
+    async fn ended_tasks_are_not_kept() {
+        let drain = Drain::new();
+        for _ in 0..3 {
+            for _ in 0..100 {
+                drain.spawn(Span::none(), async {});
+            }
+            while drain.tasks() > 0 {
+                tokio::task::yield_now().await;
+            }
+            // The last one ended after it had removed the others.
+            assert_eq!(drain.running.lock().tasks.len(), 1);
+        }
     }
 
     #[tokio::test(start_paused = true)]
