@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
@@ -29,18 +29,10 @@ pub type WebSocket = ChunkStreamIo<WebSocketMessages>;
 /// The binary messages of a WebSocket.
 #[derive(derive_more::Debug)]
 #[debug("WebSocketMessages")]
-pub struct WebSocketMessages(Box<WebSocketStream<Box<dyn Carrier>>>);
+pub struct WebSocketMessages(Box<WebSocketStream<Carrier>>);
 
 /// The connection that carries a WebSocket: TLS with the proxy, or TCP at a server whose proxy speaks no TLS to it.
-trait Carrier: AsyncRead + AsyncWrite + Unpin + Send + Sync {
-    fn socket(&self) -> Option<&TcpStream>;
-}
-
-impl<T: Connection + Sync> Carrier for T {
-    fn socket(&self) -> Option<&TcpStream> {
-        self.tcp()
-    }
-}
+type Carrier = Box<dyn Connection + Sync>;
 
 impl WebSocket {
     /// Requests a WebSocket from the server `authority`.
@@ -49,7 +41,7 @@ impl WebSocket {
     ///
     /// Returns why there is none, with a hint.
     pub async fn connect(io: impl Connection + Sync + 'static, authority: &str) -> Result<Self, String> {
-        let io: Box<dyn Carrier> = Box::new(io);
+        let io: Carrier = Box::new(io);
         let request = format!("wss://{authority}{PATH}").into_client_request().map_err(|e| e.to_string())?;
         match client_async_with_config(request, io, Some(limits())).await {
             Ok((messages, _)) => Ok(Self::of(messages)),
@@ -97,12 +89,12 @@ impl WebSocket {
             }
             return Err(error.to_string());
         }
-        let io: Box<dyn Carrier> = Box::new(io);
+        let io: Carrier = Box::new(io);
         let messages = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
         Ok((Self::of(messages), client))
     }
 
-    fn of(messages: WebSocketStream<Box<dyn Carrier>>) -> Self {
+    fn of(messages: WebSocketStream<Carrier>) -> Self {
         Self::new(WebSocketMessages(Box::new(messages)))
     }
 }
@@ -141,7 +133,7 @@ impl ChunkStream for WebSocketMessages {
     }
 
     fn tcp(&self) -> Option<&TcpStream> {
-        self.0.get_ref().socket()
+        self.0.get_ref().tcp()
     }
 }
 
