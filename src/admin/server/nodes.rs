@@ -17,7 +17,7 @@ use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::links::NodeWithLinks;
 use crate::registry::peers::node_list::NodeListEnd;
 use tunnel_base::metrics::format::ExpositionFormat;
-use tunnel_base::metrics::nodes::{NodeLinksSample, NodeMetrics, encode_nodes};
+use tunnel_base::metrics::nodes::{NodeMetrics, encode_nodes};
 use tunnel_base::unix_time;
 use tunnel_proto::names::NodeName;
 
@@ -84,16 +84,12 @@ impl AdminContext {
     pub(crate) fn node_metrics(&self, server: &ServerAdmin, form: ExpositionFormat) -> String {
         let now = Instant::now();
         let here = server.finder.registry.views().into_iter().map(|view| {
-            let [sent_bytes, received_bytes] = view.bytes();
-            let links = NodeLinksSample {
-                round_trip: view.primary.link.measured_round_trip(),
-                sessions: view.sessions(),
-                sent_bytes,
-                received_bytes,
-                version: view.version().map(str::to_owned),
-            };
             let last_seen = self.clock.since_epoch(now.checked_sub(view.idle_for()).unwrap_or(now));
-            NodeMetrics { node: key(view.node.as_str()), last_seen: Some(last_seen), links: Some(links) }
+            NodeMetrics {
+                node: key(view.node.as_str()),
+                last_seen: Some(last_seen),
+                links: Some(view.listed()),
+            }
         });
         let lost = self.down(server).into_iter().map(|lost| NodeMetrics {
             node: key(lost.node.as_str()),

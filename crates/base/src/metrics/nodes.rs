@@ -9,6 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::metrics::format::ExpositionFormat;
+use tunnel_proto::frame::ListedNode;
 
 /// A node that is linked to this server, or that it has lost.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,22 +19,7 @@ pub struct NodeMetrics {
     /// When the node last sent anything, since 1970; `None` if this server has not seen it.
     pub last_seen: Option<Duration>,
     /// Its links; `None` if it has none.
-    pub links: Option<NodeLinksSample>,
-}
-
-/// The links of a node.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NodeLinksSample {
-    /// Latest RTT, once measured.
-    pub round_trip: Option<Duration>,
-    /// Number of current sessions.
-    pub sessions: usize,
-    /// Bytes sent since the node was linked.
-    pub sent_bytes: u64,
-    /// Bytes received since then.
-    pub received_bytes: u64,
-    /// Version of the edge's program, as it reports it.
-    pub version: Option<String>,
+    pub links: Option<ListedNode>,
 }
 
 /// Labels of a metric with their values.
@@ -57,16 +43,19 @@ pub fn encode_nodes(nodes: Vec<NodeMetrics>, form: ExpositionFormat) -> String {
         }
         // Without a link the other values are unknown, and zeros would look measured.
         let Some(links) = links else { continue };
-        sessions.get_or_create(&labels).set(i64::try_from(links.sessions).unwrap_or(i64::MAX));
+        if let Some(count) = links.sessions {
+            sessions.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
         if let Some(time) = links.round_trip {
             round_trip.get_or_create(&labels).set(time.as_secs_f64());
         }
-        for (direction, total) in [("to_node", links.sent_bytes), ("from_node", links.received_bytes)] {
+        for (direction, total) in ["to_node", "from_node"].into_iter().zip(links.bytes.into_iter().flatten())
+        {
             let labels = [("node", node.clone()), ("direction", direction.to_owned())];
             bytes.get_or_create(&labels).inc_by(total);
         }
         if let Some(version) = links.version {
-            versions.get_or_create(&[("node", node), ("version", version)]).set(1);
+            versions.get_or_create(&[("node", node), ("version", version.into())]).set(1);
         }
     }
     let mut all = Registry::default();
@@ -89,12 +78,15 @@ pub(crate) mod tests {
 
     /// Returns a node with all figures.
     pub(crate) fn linked() -> NodeMetrics {
-        let links = NodeLinksSample {
+        let links = ListedNode {
+            node: "shop-1".parse().unwrap(),
+            age: Duration::ZERO,
+            address: None,
             round_trip: Some(Duration::from_millis(20)),
-            sessions: 3,
-            sent_bytes: 10,
-            received_bytes: 7,
-            version: Some("1.2 \"x\"".to_owned()),
+            sessions: Some(3),
+            version: Some("1.2 \"x\"".into()),
+            bytes: Some([10, 7]),
+            websocket: None,
         };
         NodeMetrics {
             node: "shop-1".into(),
