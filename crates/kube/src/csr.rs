@@ -8,12 +8,10 @@
 pub mod apiserver_names;
 pub mod approver;
 pub mod content;
-pub mod csr_info;
 pub mod decision;
 pub mod error;
 pub mod names;
 pub mod profile;
-pub(crate) mod reachable_names;
 pub(crate) mod renewal;
 pub mod renewer;
 pub(crate) mod request;

@@ -20,8 +20,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::Cluster;
 use crate::csr::apiserver_names::ApiserverNames;
-use crate::csr::csr_info::CsrSpec;
-use crate::csr::decision::{CsrDecision, CsrFacts, decide};
+use crate::csr::decision::{CsrDecision, CsrFacts, CsrSpec, decide};
 use crate::csr::error::{CsrError, with_timeout};
 use crate::csr::profile::Profile;
 use crate::csr::server_name_sources::ServerNameSources;
@@ -174,7 +173,7 @@ impl Approver {
             }
             // Requests of other users are denied, whatever their names.
             (Some(Profile::Server), _) if request.requester == self.pods => CsrFacts {
-                reachable_names: self.reach.look_up(&self.cluster).await?.names,
+                reachable_names: self.reach.look_up(&self.cluster).await?.0,
                 ..CsrFacts::default()
             },
             _ => CsrFacts::default(),

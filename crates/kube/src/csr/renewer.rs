@@ -16,7 +16,7 @@ use crate::csr::names;
 use crate::csr::profile::Profile;
 use crate::csr::renewal::{RenewalStep, due, step};
 use crate::csr::request::signed;
-use crate::csr::server_name_sources::{ResolvedCertificateNames, ServerNameSources};
+use crate::csr::server_name_sources::ServerNameSources;
 use crate::csr::stored_certificate::StoredCertificate;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
@@ -129,8 +129,8 @@ impl CertificateRenewer {
             CertificateNameSource::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
             CertificateNameSource::Of(reach) => reach,
         };
-        let ResolvedCertificateNames { names, missing } = reach.look_up(&self.cluster).await?;
-        missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
+        let (names, missing) = reach.look_up(&self.cluster).await?;
+        missing.map_or(Ok(names), Err)
     }
 
     /// Generates a key, has a certificate signed for it, and writes both to the file.

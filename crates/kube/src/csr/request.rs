@@ -12,19 +12,6 @@ use tracing::{debug, info};
 use crate::csr::error::{CsrError, SIGNING_TIMEOUT, with_timeout};
 use crate::csr::profile::Profile;
 
-/// The state of a submitted CertificateSigningRequest, from its status.
-#[derive(Debug, PartialEq, Eq)]
-enum CsrState {
-    /// Neither signed nor rejected yet; with the state for the error text.
-    Waits(&'static str),
-    /// Signed: the certificates as PEM.
-    Signed(String),
-    /// Denied by an approver, for this reason.
-    Denied(String),
-    /// Rejected by the signer, for this reason.
-    Failed(String),
-}
-
 /// Submits a request (PEM) and returns the certificates (PEM, leaf first) once they are signed.
 ///
 /// # Errors
@@ -65,13 +52,16 @@ pub(crate) async fn signed(
     loop {
         sleep(delay).await;
         delay = (2 * delay).min(MAX_POLL_DELAY);
-        match with_timeout(api.get(&name)).await.map(|csr| state(&csr)) {
-            Ok(CsrState::Signed(certificate)) => return Ok(certificate),
-            Ok(CsrState::Denied(why)) => return Err(CsrError::Denied { name, why }),
-            Ok(CsrState::Failed(why)) => return Err(CsrError::Failed { name, why }),
-            Ok(CsrState::Waits(state)) => known = state,
-            // These two do not pass by waiting. Others may, because kube-apiserver may restart while the signer works.
-            Err(cause @ (CsrError::ChangedOrDeleted | CsrError::Forbidden(_))) => return Err(cause),
+        match with_timeout(api.get(&name)).await.and_then(|csr| outcome(&csr)) {
+            Ok(Ok(certificate)) => return Ok(certificate),
+            Ok(Err(state)) => known = state,
+            // These do not pass by waiting. Others may, because kube-apiserver may restart while the signer works.
+            Err(
+                cause @ (CsrError::ChangedOrDeleted
+                | CsrError::Forbidden(_)
+                | CsrError::Denied { .. }
+                | CsrError::Failed { .. }),
+            ) => return Err(cause),
             Err(cause) => debug!(csr = name, error = %cause, "cannot poll request, retrying"),
         }
         if Instant::now() >= until {
@@ -80,10 +70,11 @@ pub(crate) async fn signed(
     }
 }
 
-fn state(csr: &CertificateSigningRequest) -> CsrState {
+/// Returns the certificates as PEM. The inner error is the state of a request that is neither signed nor rejected yet.
+fn outcome(csr: &CertificateSigningRequest) -> Result<Result<String, &'static str>, CsrError> {
     let status = csr.status.as_ref();
     if let Some(certificate) = status.and_then(|status| status.certificate.as_ref()) {
-        return CsrState::Signed(String::from_utf8_lossy(&certificate.0).into_owned());
+        return Ok(Ok(String::from_utf8_lossy(&certificate.0).into_owned()));
     }
     let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let message_of = |kind: &str| {
@@ -91,10 +82,10 @@ fn state(csr: &CertificateSigningRequest) -> CsrState {
         Some(found.message.clone().or_else(|| found.reason.clone()).unwrap_or_default())
     };
     match (message_of("Denied"), message_of("Failed"), message_of("Approved")) {
-        (Some(why), ..) => CsrState::Denied(why),
-        (_, Some(why), _) => CsrState::Failed(why),
-        (.., Some(_)) => CsrState::Waits("approved but not signed"),
-        _ => CsrState::Waits("not approved"),
+        (Some(why), ..) => Err(CsrError::Denied { name: csr.name_any(), why }),
+        (_, Some(why), _) => Err(CsrError::Failed { name: csr.name_any(), why }),
+        (.., Some(_)) => Ok(Err("approved but not signed")),
+        _ => Ok(Err("not approved")),
     }
 }
 
@@ -108,11 +99,11 @@ mod tests {
 
     use super::*;
 
-    fn state_of(status: &serde_json::Value) -> CsrState {
+    fn outcome_of(status: &serde_json::Value) -> Result<Result<String, &'static str>, String> {
         let csr = json!({
             "metadata": {"name": "c"}, "spec": {"request": "", "signerName": "s"}, "status": status,
         });
-        state(&serde_json::from_value(csr).unwrap())
+        outcome(&serde_json::from_value(csr).unwrap()).map_err(|why| why.to_string())
     }
 
     #[test]
@@ -121,14 +112,13 @@ mod tests {
             let condition = |kind: &&str| json!({"type": kind, "status": "True", "reason": "r", "message": format!("it is {kind}")});
             json!({"conditions": kinds.iter().map(condition).collect::<Vec<_>>()})
         };
-        assert_eq!(state_of(&json!({})), CsrState::Waits("not approved"));
-        assert_eq!(state_of(&conditions(&["Approved"])), CsrState::Waits("approved but not signed"));
-        assert_eq!(state_of(&conditions(&["Denied"])), CsrState::Denied("it is Denied".to_owned()));
-        assert_eq!(
-            state_of(&conditions(&["Approved", "Failed"])),
-            CsrState::Failed("it is Failed".to_owned())
-        );
+        assert_eq!(outcome_of(&json!({})), Ok(Err("not approved")));
+        assert_eq!(outcome_of(&conditions(&["Approved"])), Ok(Err("approved but not signed")));
+        let denied = outcome_of(&conditions(&["Denied"])).unwrap_err();
+        assert_eq!(denied, "CertificateSigningRequest c was denied: it is Denied");
+        let failed = outcome_of(&conditions(&["Approved", "Failed"])).unwrap_err();
+        assert!(failed.ends_with("c was approved, but its signer failed: it is Failed"), "{failed}");
         // base64 of "pem"
-        assert_eq!(state_of(&json!({"certificate": "cGVt"})), CsrState::Signed("pem".to_owned()));
+        assert_eq!(outcome_of(&json!({"certificate": "cGVt"})), Ok(Ok("pem".to_owned())));
     }
 }
