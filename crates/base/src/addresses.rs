@@ -4,7 +4,6 @@
 //! A fixed table of networks takes precedence over Kubernetes. Whether the node has an edge does not matter here: a
 //! [`Location`] also holds what is dialled if it has none.
 
-pub(crate) mod address_owner;
 pub mod cluster_state;
 pub mod object_index;
 pub mod owners;

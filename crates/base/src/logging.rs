@@ -1,10 +1,9 @@
 //! Log output: destination, format and level.
 
 pub mod dropped_lines;
-pub(crate) mod escaping_format;
 pub mod files;
-mod json;
 mod libraries;
+pub(crate) mod line_formats;
 
 use std::io;
 use std::path::PathBuf;
@@ -20,10 +19,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
 use crate::logging::dropped_lines::{AUDIT_FILE, OF_PROCESS};
-use crate::logging::escaping_format::EscapingFormat;
 use crate::logging::files::{FULL, LogFile};
-use crate::logging::json::FlatJson;
 use crate::logging::libraries::LibraryLogLimit;
+use crate::logging::line_formats::{EscapingFormat, FlatJson};
 
 /// Destination, format and initial level of the logs.
 #[derive(Debug, Clone, Default)]

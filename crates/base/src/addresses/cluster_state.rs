@@ -275,6 +275,72 @@ impl ClusterState {
             slice.ready.iter().map(move |one| (SocketAddr::new(one.ip, number), one.node.as_ref()))
         }))
     }
+
+    /// Returns true if all Nodes, pods and Services are listed.
+    pub(crate) fn are_listed(&self) -> bool {
+        self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
+    }
+
+    /// Returns why a node may not have the claimed address, if so.
+    pub(crate) fn refusal(&self, AddressClaim { ip, node, by }: &AddressClaim) -> Option<&'static str> {
+        if self.services.is_claimed(IndexKey::Internal(*ip)) {
+            return Some("a Service's");
+        }
+        // Its kubelet writes all addresses of a Node.
+        if *by < ClaimSource::Kubernetes {
+            return None;
+        }
+        if self.pods.is_claimed(IndexKey::Internal(*ip)) {
+            return Some("a pod's");
+        }
+        // A load balancer may share the addresses of nodes.
+        let mut outside = self.nodes.claiming(IndexKey::External(*ip));
+        outside.any(|(name, _)| !node.as_str().eq_ignore_ascii_case(name)).then_some("another Node's")
+    }
+
+    /// Returns the node that has this address, or that runs the pod with this address.
+    ///
+    /// A kubelet writes the addresses of its Node and of that Node's pods. So an address that another object claims too
+    /// belongs to neither. A ClusterIP is allocated by kube-apiserver and belongs to the Service alone.
+    pub fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, LocateError> {
+        if self.services.is_claimed(IndexKey::Internal(ip)) {
+            return Ok(None);
+        }
+        let Some(first) = self.kubelet_claimants(ip).next() else { return Ok(None) };
+        let others = self.nodes_with(IndexKey::External(ip)).chain(self.kubelet_claimants(ip));
+        // A load balancer may share the address of a Node, but not of a pod.
+        let is_pod = matches!(first, Object::Pod { .. });
+        let services = self.services_with(IndexKey::External(ip)).filter(|_| is_pod);
+        match others.chain(services).find(|other| other.node() != first.node()) {
+            Some(other) => Err(LocateError::ambiguous(ip, &first, &other)),
+            None => Ok(first.node().cloned()),
+        }
+    }
+
+    /// Returns the Service with this ClusterIP, as `namespace/name`.
+    pub fn service_at(&self, ip: IpAddr) -> Result<Option<String>, LocateError> {
+        let mut all = self.services_with(IndexKey::Internal(ip));
+        match (all.next(), all.next()) {
+            (Some(one), Some(other)) => Err(LocateError::ambiguous(ip, &one, &other)),
+            (Some(Object::Service(name)), None) => Ok(Some(name)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns the objects that claim an address written by a kubelet.
+    pub(crate) fn kubelet_claimants(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
+        let pods = self.pods.claiming(IndexKey::Internal(ip));
+        let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
+        self.nodes_with(IndexKey::Internal(ip)).chain(pods)
+    }
+
+    fn nodes_with(&self, at: IndexKey) -> impl Iterator<Item = Object> {
+        self.nodes.claiming(at).filter_map(|(name, _)| Some(Object::Node(name.parse().ok()?)))
+    }
+
+    fn services_with(&self, at: IndexKey) -> impl Iterator<Item = Object> {
+        self.services.claiming(at).map(|(name, _)| Object::Service(name.to_owned()))
+    }
 }
 
 /// Parses `service.namespace`, optionally followed by `.svc` and a domain, and returns `namespace/name`. Also returns
@@ -333,26 +399,31 @@ fn address_keys(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = Inde
     own.chain(outside.iter().copied().map(IndexKey::External))
 }
 
-impl ClusterState {
-    /// Returns true if all Nodes, pods and Services are listed.
-    pub(crate) fn are_listed(&self) -> bool {
-        self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
-    }
+/// A Kubernetes object that claims an address, to find and name the owners of a disputed one.
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Object {
+    #[display("node {_0}")]
+    Node(NodeName),
+    #[display("pod {name} at {node}")]
+    Pod {
+        /// Pod, as `namespace/name`.
+        name: String,
+        node: NodeName,
+    },
+    /// Service, as `namespace/name`.
+    #[display("Service {_0}")]
+    Service(String),
+}
 
-    /// Returns why a node may not have the claimed address, if so.
-    pub(crate) fn refusal(&self, AddressClaim { ip, node, by }: &AddressClaim) -> Option<&'static str> {
-        if self.services.is_claimed(IndexKey::Internal(*ip)) {
-            return Some("a Service's");
-        }
-        // Its kubelet writes all addresses of a Node.
-        if *by < ClaimSource::Kubernetes {
-            return None;
-        }
-        if self.pods.is_claimed(IndexKey::Internal(*ip)) {
-            return Some("a pod's");
-        }
-        // A load balancer may share the addresses of nodes.
-        let mut outside = self.nodes.claiming(IndexKey::External(*ip));
-        outside.any(|(name, _)| !node.as_str().eq_ignore_ascii_case(name)).then_some("another Node's")
+impl Object {
+    /// Returns the node that the address would resolve to.
+    pub(crate) fn node(&self) -> Option<&NodeName> {
+        if let Self::Node(node) | Self::Pod { node, .. } = self { Some(node) } else { None }
+    }
+}
+
+impl LocateError {
+    fn ambiguous(ip: IpAddr, one: &Object, other: &Object) -> Self {
+        Self::Ambiguous { ip, one: one.to_string(), other: other.to_string() }
     }
 }
