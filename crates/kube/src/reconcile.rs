@@ -1,7 +1,6 @@
 //! Objects of the cluster that the holder of the Lease reconciles.
 
 pub(crate) mod hosts_text;
-pub(crate) mod kube_node_state;
 pub mod lease;
 pub mod node_names;
 pub mod ports;

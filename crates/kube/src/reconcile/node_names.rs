@@ -19,8 +19,7 @@ use tracing::{info, warn};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, StateReport, write};
 use crate::partial::PartialNode;
-use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
-use crate::reconcile::kube_node_state::KubeNodeState;
+use crate::reconcile::hosts_text::{KubeNodeState, RenderedHosts, holders, text};
 use crate::reconcile::lease::LeaderLease;
 use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::drain::Drain;
