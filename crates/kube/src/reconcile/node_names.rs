@@ -160,16 +160,16 @@ impl NodeNamesReconciler {
             // Read after the pauses, so that the write contains all changes until now.
             let Some(nodes) = self.nodes.lock().known().cloned() else { continue };
             let passed = timeout(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
-            match passed.unwrap_or(Err(PassError::Failed(ClusterError::Silent))) {
-                Ok(written) => {
+            match passed.unwrap_or(Err(ClusterError::Silent)) {
+                Ok(Ok(written)) => {
                     first = false;
                     if written {
                         next = Instant::now() + MIN_WRITE_INTERVAL;
                     }
                     (self.report)(Ok(()));
                 }
-                Err(PassError::Fenced(why)) => return why,
-                Err(PassError::Failed(cause)) => (self.report)(Err(cause.to_string())),
+                Ok(Err(why)) => return why,
+                Err(cause) => (self.report)(Err(cause.to_string())),
             }
         }
     }
@@ -186,49 +186,16 @@ impl NodeNamesReconciler {
             sleep(CHECK_INTERVAL).await;
         }
     }
-}
 
-/// Debounce time of changes: each write sends the whole text.
-const DEBOUNCE: Duration = Duration::from_millis(200);
-
-/// Minimum time between two writes of a term. A kubelet may change its own Node as often as it likes.
-const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Time between two checks without changes of Nodes: the Service or the text itself may have changed.
-const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-
-/// Time between two checks if edges' names resolve to their servers.
-const HOLDERS_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-
-/// Time between two complete lists of all Nodes.
-const RELIST_INTERVAL: Duration = Duration::from_secs(30 * 60);
-
-/// Delay before another attempt to acquire a term.
-const ACQUIRE_RETRY_DELAY: Duration = Duration::from_secs(2);
-
-/// The reason why a pass did not complete.
-pub(crate) enum PassError {
-    /// Another holder has written.
-    Fenced(String),
-    /// An error after which the pass is retried.
-    Failed(ClusterError),
-}
-
-impl<E: Into<ClusterError>> From<E> for PassError {
-    fn from(cause: E) -> Self {
-        Self::Failed(cause.into())
-    }
-}
-
-impl NodeNamesReconciler {
-    /// Reconciles the ConfigMap. Returns true if it was written. With `first` it is written even if it is up to date,
-    /// so that it carries this term's number and no write of an earlier term can succeed.
+    /// Reconciles the ConfigMap. Returns true if it was written. The inner error is that another holder has written. With
+    /// `first` it is written even if it is up to date, so that it carries this term's number and no write of an earlier
+    /// term can succeed.
     pub(crate) async fn reconcile(
         &self,
         term: i32,
         nodes: &BTreeMap<String, KubeNodeState>,
         first: bool,
-    ) -> Result<bool, PassError> {
+    ) -> Result<Result<bool, String>, ClusterError> {
         let NamesReconcilerParams { cluster, namespace, configmap, key, .. } = &self.params;
         let (client, home) = cluster.connect().await?;
         let service = self.look_up(&client, &home).await?;
@@ -236,7 +203,7 @@ impl NodeNamesReconciler {
         // Without the Service the text would lose the names of edges. An error keeps those in the ConfigMap.
         if service.is_empty() && nodes.values().any(|node| node.is_edge) {
             let why = format!("Service {home}/{} for edge names does not exist", self.params.service);
-            return Err(ClusterError::Failed(why).into());
+            return Err(ClusterError::Failed(why));
         }
         let RenderedHosts { lines: text, left_out } =
             text(nodes, &self.params.names, &service, &holders, MAX_BYTES);
@@ -246,11 +213,11 @@ impl NodeNamesReconciler {
         let number = found.as_ref().and_then(number);
         // A holder that has slept through the end of its Lease does not know that. The number of a later term stops it.
         if let Some(higher) = number.filter(|number| *number > term) {
-            return Err(PassError::Fenced(format!("term {higher} is newer than ours, {term}")));
+            return Ok(Err(format!("term {higher} is newer than ours, {term}")));
         }
         let is_true = found.as_ref().and_then(|map| map.data.as_ref()?.get(key)) == Some(&text);
         if is_true && !(first && number != Some(term)) {
-            return Ok(false);
+            return Ok(Ok(false));
         }
         let there = found.is_some();
         // The object keeps the version that was read, so that kube-apiserver refuses this write after one of another
@@ -262,10 +229,10 @@ impl NodeNamesReconciler {
         let lines = text.lines().count();
         object.data.get_or_insert_default().insert(key.clone(), text);
         if !write(&api, configmap, &object, there).await? {
-            return Err(PassError::Fenced(format!("another writer has changed ConfigMap {configmap}")));
+            return Ok(Err(format!("another writer has changed ConfigMap {configmap}")));
         }
         info!(lines, term, "node names written");
-        Ok(true)
+        Ok(Ok(true))
     }
 
     /// Logs which Nodes have no name, each once until it has one.
@@ -312,6 +279,24 @@ impl NodeNamesReconciler {
         lookup.await.unwrap_or(Err(ClusterError::Silent))
     }
 }
+
+/// Debounce time of changes: each write sends the whole text.
+const DEBOUNCE: Duration = Duration::from_millis(200);
+
+/// Minimum time between two writes of a term. A kubelet may change its own Node as often as it likes.
+const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Time between two checks without changes of Nodes: the Service or the text itself may have changed.
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Time between two checks if edges' names resolve to their servers.
+const HOLDERS_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Time between two complete lists of all Nodes.
+const RELIST_INTERVAL: Duration = Duration::from_secs(30 * 60);
+
+/// Delay before another attempt to acquire a term.
+const ACQUIRE_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 fn number(map: &ConfigMap) -> Option<i32> {
     map.metadata.annotations.as_ref()?.get(TERM)?.parse().ok()
