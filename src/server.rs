@@ -4,7 +4,6 @@ pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
 pub(crate) mod edge_links;
-pub(crate) mod handshake_failures;
 pub(crate) mod interactive_links;
 pub mod invitations;
 pub(crate) mod link_denial;

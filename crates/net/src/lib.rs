@@ -14,7 +14,6 @@ pub mod keepalive;
 pub mod limiter;
 pub mod listen;
 pub mod mark;
-pub(crate) mod no_proxy;
 #[cfg_attr(not(target_os = "macos"), path = "os/linux.rs")]
 #[cfg_attr(target_os = "macos", path = "os/macos.rs")]
 pub mod os;

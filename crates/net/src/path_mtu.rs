@@ -4,17 +4,20 @@
 //! Both ends of a link pad their first message to more than a full segment ([`padding`]). On such a path the handshake
 //! stalls, and no session has to.
 
-mod known_losses;
 mod stall;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::LazyLock;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
-use crate::path_mtu::known_losses::{KNOWN, KnownBlackHole, MtuBlackHoleCertainty};
 use crate::path_mtu::stall::StalledHandshake;
 use crate::tcp_info::TcpInfoReader;
 
@@ -141,6 +144,43 @@ const SEGMENTS: [u32; 2] = [1000, 500];
 /// Maximum padding in bytes. It also has to fit the limit for headers of HTTP/2 proxies, 4 KiB at some.
 const MAX_PADDING: u64 = 2800;
 
+/// The addresses to which large packets are lost. Global, because the kernel needs the size before each connection to such an address is made.
+static KNOWN: LazyLock<Mutex<HashMap<IpAddr, KnownBlackHole>>> = LazyLock::new(Mutex::default);
+
+#[derive(Debug, Clone, Copy)]
+struct KnownBlackHole {
+    loss: MtuBlackHole,
+    since: Instant,
+    certainty: MtuBlackHoleCertainty,
+}
+
+/// Whether small segments help at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MtuBlackHoleCertainty {
+    /// They are being tried.
+    Tried,
+    /// They helped once, without proof by the kernel. A server that stalled, or another one behind the same address,
+    /// has the same effect. They are not used until it happens again.
+    Suspected,
+    /// They help.
+    Proven,
+}
+
+impl MtuBlackHoleCertainty {
+    fn lasts(self) -> Duration {
+        match self {
+            // A dial that is cancelled and made again needs it.
+            Self::Tried => Duration::from_secs(60),
+            Self::Suspected | Self::Proven => KEPT_FOR,
+        }
+    }
+}
+
+/// Time for which small segments are used without trying larger ones.
+const KEPT_FOR: Duration = Duration::from_secs(3600);
+/// Maximum number of addresses in [`KNOWN`].
+const MAX_KNOWN: usize = 1000;
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
@@ -149,7 +189,6 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::path_mtu::known_losses::KEPT_FOR;
     use crate::path_mtu::stall::HANDSHAKE_TIMEOUT;
     use std::time::Duration;
     use tokio::time::sleep;

@@ -1,13 +1,11 @@
 //! Resolves names to addresses within a bounded time.
 
-pub(crate) mod resolver_runtime;
-
 use std::fmt;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,15 +16,19 @@ use hickory_resolver::config::{
     ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
 use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
+use hickory_resolver::net::runtime::{RuntimeProvider, TokioRuntimeProvider};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use parking_lot::Mutex;
+use socket2::SockRef;
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::warn;
 
+use crate::dial::dial;
 use crate::fd_limit;
-use crate::resolver::resolver_runtime::ResolverRuntime;
-use tunnel_proto::names::Target;
+use tunnel_proto::names::{Host, Target};
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.
@@ -130,9 +132,7 @@ impl Resolver {
         let found = self.lookup(&at.host.to_string()).await?;
         Ok(found.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
     }
-}
 
-impl Resolver {
     /// Reads the system's files. Returns the addresses of a name in the hosts file. Blocks on the disk.
     fn read_files(&self, name: &str) -> Result<Vec<IpAddr>, NetError> {
         let Some([resolv_conf, hosts]) = self.files.as_deref() else { return Ok(Vec::new()) };
@@ -359,6 +359,49 @@ const FAILURE_TTL: Duration = Duration::from_secs(2);
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
+
+/// A tokio runtime for the resolver, like its standard one, but with the mark on sockets.
+#[derive(Clone, Default)]
+struct ResolverRuntime(TokioRuntimeProvider);
+
+impl RuntimeProvider for ResolverRuntime {
+    type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
+    type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
+    type Udp = UdpSocket;
+    type Tcp = AsyncIoTokioAsStd<TcpStream>;
+
+    fn create_handle(&self) -> Self::Handle {
+        self.0.create_handle()
+    }
+
+    fn connect_tcp(
+        &self,
+        server: SocketAddr,
+        _from: Option<SocketAddr>,
+        timeout: Option<Duration>,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
+        Box::pin(async move {
+            let timeout = timeout.unwrap_or(ONE_TRY);
+            let socket = dial(&Host::Ip(server.ip()), &[server], timeout).await.map_err(io::Error::other)?;
+            fd_limit::ensure_outside_half_of_reserve(&socket)?;
+            Ok(AsyncIoTokioAsStd(socket))
+        })
+    }
+
+    fn bind_udp(
+        &self,
+        at: SocketAddr,
+        server: SocketAddr,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Udp>>>> {
+        let bound = self.0.bind_udp(at, server);
+        Box::pin(async move {
+            let socket = bound.await?;
+            fd_limit::ensure_outside_half_of_reserve(&socket)?;
+            crate::mark::put_on(&SockRef::from(&socket))?;
+            Ok(socket)
+        })
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use crate::path_mtu::known_losses::{KNOWN, KnownBlackHole, MAX_KNOWN, MtuBlackHoleCertainty};
-use crate::path_mtu::{MtuBlackHole, REMEDY, is_suspected};
+use crate::path_mtu::{
+    KNOWN, KnownBlackHole, MAX_KNOWN, MtuBlackHole, MtuBlackHoleCertainty, REMEDY, is_suspected,
+};
 use crate::tcp_info::TcpInfoReader;
 
 /// A stalled handshake.
