@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::publish::shared_file::{SharedFileError, content, failed, in_background, lock, replace};
+use crate::publish::shared_file::{content, failed, in_background, lock, replace};
 use tunnel_base::files::{self, with_suffix};
 use tunnel_base::policy::hosts_lines::{merged, servers, without};
 use tunnel_base::stores::{RecordStore, StoreFuture};
@@ -78,7 +78,7 @@ fn write(
     records: &BTreeSet<String>,
     seen: SeenLifeSigns,
     now: Instant,
-) -> Result<SeenLifeSigns, SharedFileError> {
+) -> Result<SeenLifeSigns, String> {
     // The target of a symbolic link is replaced, not the link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let _held = lock(file)?;
@@ -118,7 +118,7 @@ fn follow(mut seen: SeenLifeSigns, signs: &ServerHeartbeats, now: Instant) -> Se
 }
 
 /// Reads the lines `<address> <sign>` of the file with the signs of life. Other lines are ignored.
-fn read_signs(file: &Path) -> Result<ServerHeartbeats, SharedFileError> {
+fn read_signs(file: &Path) -> Result<ServerHeartbeats, String> {
     let text = content(file)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let sign = |line: &str| {
@@ -129,7 +129,7 @@ fn read_signs(file: &Path) -> Result<ServerHeartbeats, SharedFileError> {
 }
 
 /// Replaces the file with the signs of life, or removes it if nobody lives.
-fn write_signs(file: &Path, signs: &ServerHeartbeats) -> Result<(), SharedFileError> {
+fn write_signs(file: &Path, signs: &ServerHeartbeats) -> Result<(), String> {
     if signs.is_empty() {
         return match fs::remove_file(file) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed(file)(cause)),

@@ -8,17 +8,12 @@ use std::time::Duration;
 
 use tunnel_base::files::{self, FileLock, with_suffix};
 
-/// An error of reading or writing a file that processes share: a hosts file, or the store of invitations.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct SharedFileError(String);
-
 /// Runs blocking work on a suitable thread. Not cancel safe: the work continues without its caller.
 pub(crate) async fn in_background<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, SharedFileError> + Send + 'static,
-) -> Result<T, SharedFileError> {
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|cause| Err(SharedFileError(format!("the file was not written: {cause}"))))
+    done.unwrap_or_else(|cause| Err(format!("the file was not written: {cause}")))
 }
 
 /// Creates the directory of a new file, accessible for this user only. Ignores errors, because writing the file then
@@ -30,19 +25,19 @@ pub(crate) fn make_directory(file: &Path) {
 }
 
 /// Locks the file until the result is dropped. For a symbolic link, the lock file is next to the target.
-pub(crate) fn lock(file: &Path) -> Result<FileLock, SharedFileError> {
+pub(crate) fn lock(file: &Path) -> Result<FileLock, String> {
     let path = with_suffix(file, ".lock");
     FileLock::acquire(&path, LOCK_TIMEOUT).map_err(|cause| match cause.kind() {
-        io::ErrorKind::WouldBlock => SharedFileError(format!(
+        io::ErrorKind::WouldBlock => format!(
             "{} has been locked by another process for more than {LOCK_TIMEOUT:?}; find it with `fuser`",
             path.display()
-        )),
+        ),
         _ => failed(&path)(cause),
     })
 }
 
 /// Returns the content of the file, or `None` if it does not exist.
-pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
+pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, String> {
     match files::read(file) {
         Ok(text) => Ok(Some(text)),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -52,7 +47,7 @@ pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
 
 /// Replaces the file atomically, even in case of a power failure. `mode` is the mode of a new file. The caller must
 /// hold the [`lock`].
-pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedFileError> {
+pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), String> {
     let keep_mode = |new: &File| match fs::metadata(file) {
         Ok(old) => new.set_permissions(old.permissions()),
         Err(_) => Ok(()),
@@ -61,12 +56,10 @@ pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedF
 }
 
 /// Returns a conversion of the system's errors about that file.
-pub(crate) fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
+pub(crate) fn failed(path: &Path) -> impl Fn(io::Error) -> String {
     move |cause| {
         let path = path.display();
-        SharedFileError(format!(
-            "{path}: {cause}; check that its directory exists, is not full and is writable for this user"
-        ))
+        format!("{path}: {cause}; check that its directory exists, is not full and is writable for this user")
     }
 }
 

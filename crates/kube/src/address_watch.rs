@@ -2,7 +2,6 @@
 
 pub(crate) mod partial_objects;
 
-use std::fmt::Debug;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;

@@ -49,38 +49,6 @@ pub struct ConfigMapParams {
 /// A probe that determines whether a server is alive.
 pub type ServerLivenessProbe = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
 
-/// The reason why the ConfigMap could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigMapError {
-    /// A request to the cluster failed.
-    #[error("ConfigMap {name}: {cause}")]
-    Cluster {
-        /// Name of the ConfigMap.
-        name: String,
-        /// The error.
-        cause: ClusterError,
-    },
-    /// The text exceeds the size limit of Kubernetes. Remedy: another store, or shorter lines.
-    #[error(
-        "ConfigMap {name} would hold {bytes} bytes, more than the limit of {MAX_BYTES}; publish to etcd instead \
-         (publish = \"etcd\"), remove foreign entries, or use a shorter zone"
-    )]
-    Full {
-        /// Name of the ConfigMap.
-        name: String,
-        /// Size of its content in bytes.
-        bytes: usize,
-    },
-    /// Each attempt conflicted with another writer. Usual cause: a program writes it continuously.
-    #[error(
-        "ConfigMap {name}: {MAX_TRIES} conflicting updates by other writers; find out which program writes it so often"
-    )]
-    Contended {
-        /// Name of the ConfigMap.
-        name: String,
-    },
-}
-
 impl RecordStore for ConfigMapRecords {
     /// Also removes lines of servers that have been absent for a while. Cancel safe.
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> StoreFuture<'a, ()> {
@@ -112,23 +80,28 @@ impl ConfigMapRecords {
         Self { settings, api: None, sweeps: HashMap::new(), servers: BTreeSet::new() }
     }
 
-    async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
+    async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), String> {
         let changed = timeout(REQUEST_TIMEOUT, self.try_write(records, create)).await;
-        let changed = changed.unwrap_or_else(|_| Err(self.failed(ClusterError::Silent)));
-        if matches!(changed, Err(ConfigMapError::Cluster { .. })) {
+        changed.unwrap_or(Err(ClusterError::Silent)).unwrap_or_else(|cause| {
             // The next attempt reads the files again: a certificate or token may have expired.
             self.api = None;
-        }
-        changed
+            let cause = cause.needing("get, create and update on configmaps");
+            Err(format!("ConfigMap {}: {cause}", self.settings.name))
+        })
     }
 
-    /// Writes the ConfigMap. After a conflict, the new object is tried immediately.
-    async fn try_write(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
-        let api = self.connected().await.map_err(|cause| self.failed(cause))?;
+    /// Writes the ConfigMap. After a conflict, the new object is tried immediately. The inner error is that it is too
+    /// long, or that others write it all the time.
+    async fn try_write(
+        &mut self,
+        records: &BTreeSet<String>,
+        create: bool,
+    ) -> Result<Result<(), String>, ClusterError> {
+        let api = self.connected().await?;
         for tries in 1..=MAX_TRIES {
-            let old = api.get_opt(&self.settings.name).await.map_err(|cause| self.failed(cause.into()))?;
+            let old = api.get_opt(&self.settings.name).await?;
             if old.is_none() && !create {
-                return Ok(());
+                return Ok(Ok(()));
             }
             let text =
                 old.as_ref().and_then(|old| old.data.as_ref()?.get(HOSTS_KEY)).map_or("", String::as_str);
@@ -143,21 +116,27 @@ impl ConfigMapRecords {
             };
             let new = updated_hosts(text, self.settings.server, records, &stopped);
             if old.is_some() && new == text {
-                return Ok(());
+                return Ok(Ok(()));
             }
             let exists = old.is_some();
-            let object = self.object(old, new)?;
-            let written = write(&api, &self.settings.name, &object, exists).await;
-            if written.map_err(|cause| self.failed(cause))? {
+            let object = match self.object(old, new) {
+                Ok(object) => object,
+                Err(too_long) => return Ok(Err(too_long)),
+            };
+            if write(&api, &self.settings.name, &object, exists).await? {
                 self.sweeps.retain(|server, _| !stopped.contains(server));
                 if !stopped.is_empty() {
                     info!(servers = ?stopped, "removed lines of stopped servers");
                 }
-                return Ok(());
+                return Ok(Ok(()));
             }
             debug!(tries, "ConfigMap changed by another writer, retrying");
         }
-        Err(ConfigMapError::Contended { name: self.settings.name.clone() })
+        // The usual cause is a program that writes it continuously.
+        Ok(Err(format!(
+            "ConfigMap {}: {MAX_TRIES} conflicting updates by other writers; find out which program writes it so often",
+            self.settings.name
+        )))
     }
 
     /// Returns the servers whose lines must be removed now. For a while they have been no endpoint of the Service, or
@@ -195,7 +174,7 @@ impl ConfigMapRecords {
     }
 
     /// Returns the object with another text. All other content remains.
-    fn object(&self, old: Option<Object>, text: String) -> Result<Object, ConfigMapError> {
+    fn object(&self, old: Option<Object>, text: String) -> Result<Object, String> {
         let name = &self.settings.name;
         let mut object = old.unwrap_or_else(|| {
             let mut new = Object::default();
@@ -205,9 +184,12 @@ impl ConfigMapRecords {
         object.data.get_or_insert_with(BTreeMap::new).insert(HOSTS_KEY.to_owned(), text);
         let texts = object.data.iter().flat_map(BTreeMap::values).map(String::len);
         let blobs = object.binary_data.iter().flat_map(BTreeMap::values).map(|blob| blob.0.len());
-        let bytes = texts.chain(blobs).sum();
+        let bytes: usize = texts.chain(blobs).sum();
         if bytes > MAX_BYTES {
-            return Err(ConfigMapError::Full { name: name.clone(), bytes });
+            return Err(format!(
+                "ConfigMap {name} would hold {bytes} bytes, more than the limit of {MAX_BYTES}; publish to etcd instead \
+                 (publish = \"etcd\"), remove foreign entries, or use a shorter zone"
+            ));
         }
         Ok(object)
     }
@@ -219,11 +201,6 @@ impl ConfigMapRecords {
         let (client, namespace) = self.settings.cluster.connect().await?;
         let api = Api::namespaced(client, &namespace);
         Ok(self.api.insert(api).clone())
-    }
-
-    fn failed(&self, cause: ClusterError) -> ConfigMapError {
-        let cause = cause.needing("get, create and update on configmaps");
-        ConfigMapError::Cluster { name: self.settings.name.clone(), cause }
     }
 }
 
