@@ -22,7 +22,7 @@ use tunnel_net::socket::CHUNK;
 use tunnel_net::tcp_info::TcpInfo;
 
 /// The limit on the bytes in flight on one link, and the measurements that it is derived from.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CongestionController {
     /// Bytes pulled so far.
     sent: u64,
@@ -96,18 +96,8 @@ const MIN_FILTER_PERIOD: Duration = Duration::from_secs(300);
 impl CongestionController {
     /// Creates the state of a link about which nothing is known yet.
     pub(crate) fn new() -> Self {
-        Self {
-            sent: 0,
-            acked: 0,
-            pings: VecDeque::new(),
-            next_number: 1,
-            latest: INITIAL_RTT,
-            pinged: CongestionWindow::new(),
-            kernel: None,
-            hidden: HiddenDelay::default(),
-            shared: false,
-            interactive: None,
-        }
+        let pinged = CongestionWindow::new();
+        Self { next_number: 1, latest: INITIAL_RTT, pinged, ..Self::default() }
     }
 
     /// Sets whether there is an interactive link next to this one. If so, bulk leaves a little of the line free for it.

@@ -13,7 +13,7 @@ use crate::congestion::rtt_variation::RttJitter;
 use crate::congestion::{carried, per_second, time_of};
 
 /// The congestion window, and the measurements that it is derived from.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CongestionWindow {
     bytes: u64,
     /// Whether the window doubles each round, until the first standing queue.
@@ -55,22 +55,9 @@ impl CongestionWindow {
         Self {
             bytes: INITIAL_CWND,
             doubling: true,
-            least: None,
-            rate: None,
             rates: VecDeque::with_capacity(ROUNDS_KEPT),
-            round: RttRound::default(),
-            capped_for: Duration::ZERO,
-            renewal: None,
-            trial: None,
-            overshot: false,
-            was_near: false,
-            busy_at: None,
-            quiet: 0,
-            probing_cooldown: 0,
-            grown: 0,
             steady: ROUNDS_TO_DRAIN,
-            full: 0,
-            noise: RttJitter::default(),
+            ..Self::default()
         }
     }
 
