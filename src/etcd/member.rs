@@ -92,9 +92,7 @@ impl EtcdError {
             Self::NotConnected(_) => EtcdErrorKind::Other,
         }
     }
-}
 
-impl EtcdError {
     /// Returns the more telling one of this error and that of another member: that of a member which answered.
     pub(crate) fn or_answer_of(self, other: Option<Self>) -> Self {
         match (self, other) {

@@ -520,6 +520,62 @@ impl Reconnector {
             warn!(sent_bytes, hint = BODY_LIMIT, "links are closed after similar numbers of bytes");
         }
     }
+
+    /// Watches this machine's addresses and default route, and whether it wakes, until draining starts. On a change it
+    /// probes the links or, without a link, triggers dialling at once.
+    pub(crate) async fn follow_network(self: Arc<Self>) {
+        let mut network = match NetworkChanges::watch() {
+            Ok(network) => network,
+            Err(why) => return debug!(error = %why, "cannot watch addresses and routes"),
+        };
+        let links = self.link_context.drain.clone();
+        while let Some(Ok(_)) = links.run_until(network.next()).await {
+            info!("addresses or default route changed, or machine woke, probing links");
+            self.uplinks.probe();
+            if !self.uplinks.is_linked() {
+                self.redial.notify_one();
+            }
+            sleep(CHANGE_DEBOUNCE).await;
+        }
+    }
+
+    /// Serves a link that will be replaced. Sessions that this edge opened to nodes migrate once the `next` link
+    /// exists; other sessions stay until they end or the server shuts down.
+    pub(super) async fn hand_over(&self, mut reader: LinkReader, next: impl Future<Output = ()>) {
+        let mut next = pin!(next);
+        let link = reader.link.clone();
+        let mut moved = false;
+        let mut look = tokio::time::interval(POLL_INTERVAL);
+        let why = loop {
+            tokio::select! {
+                event = reader.next() => match event {
+                    Ok(event) => self.handle_event(event),
+                    Err(why) => break why,
+                },
+                () = &mut next, if !moved => {
+                    moved = true;
+                    // Sessions that end at that server stay: they would end with it anyway, and this link is their best
+                    // route.
+                    let next = self.uplinks.newest(None);
+                    let stays = next.is_some_and(|next| next.instance == link.instance);
+                    let moves = |end: Option<_>| stays || end.is_none() || end != link.instance;
+                    self.link_context.table.leave(&link, None, moves);
+                    link.drain();
+                }
+                // The remaining sessions must not wait on a dead link.
+                () = link.wait_unresponsive(), if moved => break LinkEnd::ReplacedByBackup,
+                // The edge stops: no session migrates, and those on this link have ended.
+                () = self.link_context.drain.draining(), if !moved => moved = true,
+                _ = look.tick(), if moved => {
+                    if link.sessions() == 0 {
+                        link.close();
+                    }
+                }
+            }
+        };
+        self.ended(&reader, &why);
+        self.redial.notify_one();
+    }
 }
 
 /// The number of bytes that were sent over each of the last links, until the remote or a proxy closed it.
@@ -569,70 +625,8 @@ const NAME_CONFLICT_PAUSE: Duration = Duration::from_secs(30);
 /// alive.
 const CONFLICT_REPORT_TIME: Duration = Duration::from_secs(90);
 
-impl Reconnector {
-    /// Watches this machine's addresses and default route, and whether it wakes, until draining starts. On a change it
-    /// probes the links or, without a link, triggers dialling at once.
-    pub(crate) async fn follow_network(self: Arc<Self>) {
-        let mut network = match NetworkChanges::watch() {
-            Ok(network) => network,
-            Err(why) => return debug!(error = %why, "cannot watch addresses and routes"),
-        };
-        let links = self.link_context.drain.clone();
-        while let Some(Ok(_)) = links.run_until(network.next()).await {
-            info!("addresses or default route changed, or machine woke, probing links");
-            self.uplinks.probe();
-            if !self.uplinks.is_linked() {
-                self.redial.notify_one();
-            }
-            sleep(CHANGE_DEBOUNCE).await;
-        }
-    }
-}
-
 /// Debounce time: further changes within it are handled together at its end.
 const CHANGE_DEBOUNCE: Duration = Duration::from_secs(1);
-
-impl Reconnector {
-    /// Serves a link that will be replaced. Sessions that this edge opened to nodes migrate once the `next` link
-    /// exists; other sessions stay until they end or the server shuts down.
-    pub(super) async fn hand_over(&self, mut reader: LinkReader, next: impl Future<Output = ()>) {
-        let mut next = pin!(next);
-        let link = reader.link.clone();
-        let mut moved = false;
-        let mut look = tokio::time::interval(POLL_INTERVAL);
-        let why = loop {
-            tokio::select! {
-                event = reader.next() => match event {
-                    Ok(event) => {
-                        self.handle_event(event);
-                    }
-                    Err(why) => break why,
-                },
-                () = &mut next, if !moved => {
-                    moved = true;
-                    // Sessions that end at that server stay: they would end with it anyway, and this link is their best
-                    // route.
-                    let next = self.uplinks.newest(None);
-                    let stays = next.is_some_and(|next| next.instance == link.instance);
-                    let moves = |end: Option<_>| stays || end.is_none() || end != link.instance;
-                    self.link_context.table.leave(&link, None, moves);
-                    link.drain();
-                }
-                // The remaining sessions must not wait on a dead link.
-                () = link.wait_unresponsive(), if moved => break LinkEnd::ReplacedByBackup,
-                // The edge stops: no session migrates, and those on this link have ended.
-                () = self.link_context.drain.draining(), if !moved => moved = true,
-                _ = look.tick(), if moved => {
-                    if link.sessions() == 0 {
-                        link.close();
-                    }
-                }
-            }
-        };
-        self.ended(&reader, &why);
-        self.redial.notify_one();
-    }
-}
 
 /// Waits until no session is on a link, also a while after it was made.
 async fn wait_unused(link: &Link) {

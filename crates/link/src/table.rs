@@ -237,17 +237,7 @@ impl SessionTable {
     fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SharedSession>>> {
         self.shards[id.shard(SHARDS)].lock()
     }
-}
 
-/// Bytes that may wait for one relayed session in one direction; less if the memory is smaller, but never below the
-/// largest window.
-const MAX_RELAY_QUEUE: usize = 8 << 20;
-/// The limit of sessions may be exceeded by one part in this many while last frames wait.
-const CLOSE_FRAME_DIVISOR: usize = 8;
-/// Number of locks over which the sessions are spread, so that busy sessions seldom contend.
-const SHARDS: usize = 16;
-
-impl SessionTable {
     /// Handles a frame about a session from `link`. For a request, the key's node is the acceptor's.
     pub fn on_frame(
         self: &Arc<Self>,
@@ -396,9 +386,7 @@ impl SessionTable {
         self.metrics.frames_dropped.count("wrong_opener");
         from.reply_to(&client_of(&from.peer, frame), session, refused(frame, unknown_session()));
     }
-}
 
-impl SessionTable {
     /// Returns the offer of a session that an Open requests here. Returns `None` if it was refused, and then the opener
     /// gets Refused.
     pub(crate) fn on_open(
@@ -486,13 +474,7 @@ impl SessionTable {
         };
         SessionError::new(ErrorCode::Overloaded, why)
     }
-}
 
-/// Maximum number of sessions of one client that are evicted for a session of another one: then there is room, or the
-/// client no longer has more.
-const MAX_EVICTIONS: usize = 8;
-
-impl SessionTable {
     /// Forgets a session that is over; `why` is set if it did not end cleanly.
     pub(crate) fn forget(&self, session: &SharedSession, is_opener: bool, why: Option<ErrorCode>) {
         let id = session.key.id;
@@ -512,9 +494,7 @@ impl SessionTable {
             by_client.lock().remove(&id);
         }
     }
-}
 
-impl SessionTable {
     /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
     /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
     pub fn link_ended(&self, link: &Link, why: &SessionError, now: Instant) -> usize {
@@ -559,9 +539,7 @@ impl SessionTable {
     pub(crate) fn on_link(&self, link: &Link, of: Option<&NodeName>) -> Vec<Arc<SharedSession>> {
         link.own(of).into_iter().filter_map(|id| self.session(id)).collect()
     }
-}
 
-impl SessionTable {
     /// Waits for a session that was opened here, has lost its path, and needs another one. So does a pending open that
     /// was given up while its acceptor still has to get the reset.
     ///
@@ -589,6 +567,18 @@ impl SessionTable {
         self.came.notify_one();
     }
 }
+
+/// Bytes that may wait for one relayed session in one direction; less if the memory is smaller, but never below the
+/// largest window.
+const MAX_RELAY_QUEUE: usize = 8 << 20;
+/// The limit of sessions may be exceeded by one part in this many while last frames wait.
+const CLOSE_FRAME_DIVISOR: usize = 8;
+/// Number of locks over which the sessions are spread, so that busy sessions seldom contend.
+const SHARDS: usize = 16;
+
+/// Maximum number of sessions of one client that are evicted for a session of another one: then there is room, or the
+/// client no longer has more.
+const MAX_EVICTIONS: usize = 8;
 
 #[cfg(test)]
 mod simulation_tests;

@@ -183,14 +183,7 @@ impl Peer {
         context.changed.send_replace(());
         pause
     }
-}
 
-/// Number of failures in a row after which one is logged as a warning.
-const WARN_AFTER_FAILURES: u32 = 3;
-/// A link to a peer that DNS returned is closed if it was not used for this long.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
-impl Peer {
     /// Serves a link until it ends. An unresponsive link is replaced by a new one.
     async fn serve(&self, mut link: Arc<Link>, second: &mut BackupDialer, context: &PeerDialContext) {
         while let Some(next) = self.serve_one(&link, second, context).await {
@@ -233,9 +226,7 @@ impl Peer {
         }
         None
     }
-}
 
-impl Peer {
     /// Returns the link, and makes one if there is none. Waits at most 1 s; a later call only waits for the rest of
     /// that time. For a while after a failure calls do not wait at all. Cancel safe.
     pub(crate) async fn link(&self) -> Result<Arc<Link>, PeerError> {
@@ -264,6 +255,11 @@ impl Peer {
         }
     }
 }
+
+/// Number of failures in a row after which one is logged as a warning.
+const WARN_AFTER_FAILURES: u32 = 3;
+/// A link to a peer that DNS returned is closed if it was not used for this long.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a search waits for a link; other peers are asked at the same time.
 const LINK_WAIT: Duration = Duration::from_secs(1);
