@@ -337,15 +337,10 @@ impl NodeWithLinks {
             address: Some(self.primary.from),
             round_trip: primary.measured_round_trip(),
             sessions: Some(self.sessions() as u64),
-            version: self.version().map(Into::into),
+            version: primary.ends().and_then(|ends| ends.version.as_deref()).map(Into::into),
             bytes: Some(self.bytes()),
             websocket: primary.websocket().map(Into::into),
         }
-    }
-
-    /// Returns the version that the edge reports.
-    pub fn version(&self) -> Option<&str> {
-        self.primary.link.ends()?.version.as_deref()
     }
 }
 
