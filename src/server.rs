@@ -42,7 +42,7 @@ use crate::admin::status::collect::WallClock;
 use crate::admin::{self, AdminContext};
 use crate::admission::access::{AccessPolicies, bind_admin};
 use crate::admission::heads::PendingLimits;
-use crate::admission::{self, AccessPolicy, ClientKey, ListenerContext};
+use crate::admission::{self, AccessPolicy, ListenerContext};
 use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
 use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed, waits};
@@ -151,12 +151,10 @@ pub(crate) struct ServerContext {
     pub(crate) link_context: LinkContext,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
-    pub(crate) route: SessionRouter,
-    pub(crate) pool: BufferPool,
+    /// What admits clients: all ports, and links of users. Its category is that of users' links; ports set their own.
+    pub(crate) clients: ListenerContext,
     /// Dials targets of the cloud for edges.
     pub(crate) acceptor: SessionAcceptor,
-    /// Dials targets outside of nodes for clients.
-    pub(crate) direct: DirectDialer,
     // Who may do what.
     pub(crate) edge_links: Arc<EdgeAuthenticator>,
     pub(crate) user_links: UserLinks,
@@ -170,14 +168,8 @@ pub(crate) struct ServerContext {
     pub(crate) tls: ReloadedValue<ServerTls>,
     /// The access rules for what can be reached through this server.
     pub(crate) policies: LivePolicies,
-    /// The sessions with an end here, which are judged again when rights change.
-    pub(crate) judged: JudgedSessions,
-    /// Limiters of connections that have proven nothing, shared by all ports.
-    pub(crate) pending: PendingLimits,
     /// Maximum number of links: as many as fit into a quarter of the memory.
     pub(crate) max_links: usize,
-    /// Permits for sessions of clients and users.
-    pub(crate) session_permits: FairLimiter<ClientKey>,
     /// Permits for concurrent searches of all edges.
     pub(crate) search_permits: Semaphore,
     /// Permits for pinging older links of nodes that have linked again.
@@ -185,8 +177,6 @@ pub(crate) struct ServerContext {
     /// How many links each node has opened recently.
     pub(crate) link_rates: RateLimiter<NodeName>,
     // The surroundings.
-    /// The names of nodes outside of this server.
-    pub(crate) zone: Arc<NodeZone>,
     pub(crate) cluster: KubernetesView,
     /// Reported at `/readyz`.
     pub(crate) readiness: Readiness,
@@ -342,7 +332,7 @@ impl Server {
                 let mut startup = StartupErrorCollector::default();
                 let change = context.rights(&settings, &mut listeners.policies, &mut startup);
                 listeners.watch_users();
-                plan.ends = context.judged.ended_by(&change);
+                plan.ends = context.clients.judged.ended_by(&change);
                 Ok(serde_json::json!(plan).to_string())
             }
         });
@@ -462,32 +452,43 @@ impl ServerContext {
         // Two lists of targets: what edges reach in the cloud, and what clients reach without an edge.
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
-        let clients = drains.clients.clone();
-        let paths = finder.clone();
         let memory = memory(session.memory_limit);
-        let mut context = Self {
+        let paths = finder.clone();
+        let drain = drains.clients.clone();
+        let clients = ListenerContext {
+            listener: "",
+            category: SessionCategory::Ssh,
+            policy: Arc::default(),
+            judged: judged.clone(),
+            sessions: admission::sessions(max_sessions(session, memory), session.max_per_client),
+            pending: PendingLimits::new(memory, false),
+            pool: pool.clone(),
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
+            zone,
+            addresses: cluster.addresses.clone(),
+            direct: Some(DirectDialer::new(for_clients, session.open_timeout)),
+            uplink: None,
+            metrics: metrics.clone(),
+            drain: drain.clone(),
+            stopping: drain.clone(),
+        };
+        let context = Self {
+            user_links: UserLinks::new(prepared.users.clone(), clients.clone()),
+            clients,
             registry,
             finder,
-            acceptor: SessionAcceptor::new(for_edges, None, pool.clone(), judged.clone(), metrics, clients),
-            direct: DirectDialer::new(for_clients, session.open_timeout),
+            acceptor: SessionAcceptor::new(for_edges, None, pool, judged, metrics, drain),
             link_context,
-            pool,
             edge_links,
-            user_links: UserLinks::default(),
             admin: OnceLock::new(),
             enrolment,
             named_servers: settings.peers.named_servers(),
             tls: files.tls.clone(),
-            pending: PendingLimits::new(memory, false),
             max_links: memory / 4 / load::LINK_MEMORY,
-            session_permits: admission::sessions(max_sessions(session, memory), session.max_per_client),
             policies,
-            judged,
             search_permits: Semaphore::new(link_events::MAX_SEARCHES),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: RateLimiter::new(links::MAX_LINKS, Duration::from_secs(60)),
-            zone,
             cluster,
             readiness,
             watcher: FileWatcher::new(&drains.links),
@@ -495,30 +496,7 @@ impl ServerContext {
             stopping: CancellationToken::new(),
             drains,
         };
-        // Last, because users are admitted by all of the above, like clients of a listener.
-        context.user_links = UserLinks::new(prepared.users.clone(), context.listener_context());
         (context, dialled_links)
-    }
-
-    /// Returns a context without name and access policy. Its category is that of users' links; ports set their own.
-    fn listener_context(&self) -> ListenerContext {
-        ListenerContext {
-            listener: "",
-            category: SessionCategory::Ssh,
-            policy: Arc::default(),
-            judged: self.judged.clone(),
-            sessions: self.session_permits.clone(),
-            pending: self.pending.clone(),
-            pool: self.pool.clone(),
-            route: self.route.clone(),
-            zone: self.zone.clone(),
-            addresses: self.cluster.addresses.clone(),
-            direct: Some(self.direct.clone()),
-            uplink: None,
-            metrics: self.link_context.metrics.clone(),
-            drain: self.drains.clients.clone(),
-            stopping: self.drains.clients.clone(),
-        }
     }
 
     /// Returns what a config changes in the rights. Notes users files that cannot be read.
@@ -553,7 +531,7 @@ impl ServerContext {
         if let Ok(tls) = config_files::tls(&links, &mut startup) {
             self.tls.replace(&tls);
         }
-        self.judged.rights_changed();
+        self.clients.judged.rights_changed();
         log_changed(&plan.judges, RIGHTS_CHANGED);
         if !self.enrolment.initialized()
             && let Ok(authority) = config_files::invitation_ca(settings, &mut startup)
@@ -563,7 +541,7 @@ impl ServerContext {
         let mut errors = startup.into_errors();
         errors.0.extend(listeners.apply(&settings.listeners).await.0);
         // A listener that has opened again may ask for another certificate.
-        self.judged.rights_changed();
+        self.clients.judged.rights_changed();
         self.certificates.set(settings.certificates(), settings.ca_files());
         errors.report(&self.readiness)
     }
@@ -572,7 +550,7 @@ impl ServerContext {
     fn listener_deps(&self) -> ListenerDeps {
         let edge_links = self.edge_links.clone();
         ListenerDeps {
-            context: self.listener_context(),
+            context: self.clients.clone(),
             proxies: Networks::default(),
             finder: self.finder.clone(),
             ports: self.cluster.ports.clone(),
@@ -597,15 +575,15 @@ impl ServerContext {
         let registry = self.registry.clone();
         let revocations = edge_links.watch_revocations(registry, table.clone(), drain.clone());
         drain.spawn(info_span!("tokens"), revocations);
-        drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
+        drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.clients.pool.clone(), drain.clone()));
         let finder = self.finder.clone();
         let table = self.link_context.table.clone();
         let ended = move |one: &_, why: &str| end_parked(&finder, &table, one, why);
-        let judged = self.judged.clone();
+        let judged = self.clients.judged.clone();
         drain.spawn(info_span!("judged"), judged.follow(self.watcher.clone(), ended, drain.clone()));
         drain.spawn(info_span!("relays"), edge_access::judge_relays(self.clone(), drain.clone()));
         drain.spawn(info_span!("users"), invitations::follow_users(self.clone(), drain.clone()));
-        drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
+        drain.spawn(info_span!("resume_parked"), self.clients.route.clone().resume_parked(drain.clone()));
     }
 
     /// Serves the admin ports.
@@ -630,7 +608,7 @@ impl ServerContext {
         let admin = self.admin.get_or_init(|| AdminContext {
             process: Arc::new(process),
             table: self.link_context.table.clone(),
-            judged: self.judged.clone(),
+            judged: self.clients.judged.clone(),
             metrics: self.link_context.metrics.clone(),
             readiness: self.readiness.clone(),
             level,

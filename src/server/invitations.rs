@@ -102,7 +102,7 @@ pub(crate) async fn follow_users(shared: Arc<ServerContext>, drain: Drain) {
             let grants = &users.rights.grants;
             grants.store(Arc::new(enrolment.user_grants(&grants.load())));
         }
-        shared.judged.rights_changed();
+        shared.clients.judged.rights_changed();
     }
 }
 

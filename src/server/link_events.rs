@@ -55,7 +55,7 @@ pub(crate) fn handle_event(
         FrameEvent::Signal(frame) => handle_signal(frame, link, shared),
         FrameEvent::Parked(key, of) => user_sessions::judge_parked(link, &key, *of, shared),
         FrameEvent::Ended(id, why) => {
-            shared.judged.refuse(id, &why, Instant::now() + shared.route.resume_timeout)
+            shared.clients.judged.refuse(id, &why, Instant::now() + shared.clients.route.resume_timeout)
         }
     }
 }
@@ -241,7 +241,7 @@ pub(super) fn target_at_node(
     let (node, target) = match shared.cluster.addresses.locate(requested, session.chance(), |_| true).ok()? {
         Location::Node { node, target, .. } => (node, target),
         Location::Direct(_) => {
-            let node = shared.route.node_named_by_address(&requested.host)?;
+            let node = shared.clients.route.node_named_by_address(&requested.host)?;
             (node.clone(), node.target(requested.port))
         }
     };

@@ -49,11 +49,12 @@ pub(crate) fn spawn(
     }
     let (arrivals, arrived) = mpsc::channel(MAX_HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
-    let limiter = shared.pending.waiting.clone();
+    let clients = &shared.clients;
+    let limiter = clients.pending.waiting.clone();
     let metrics = shared.link_context.metrics.clone();
     let limits = AcceptSettings { limiter, proxies, metrics, door: Door::Links, for_operators: false };
     let handshakes =
-        TlsHandshaker::new(shared.tls.clone(), shared.pool.clone(), shared.pending.handshakes.clone());
+        TlsHandshaker::new(shared.tls.clone(), clients.pool.clone(), clients.pending.handshakes.clone());
     let handler = LinkConnectionHandler { arrivals, handshakes, http_proxies, shared };
     links.spawn(info_span!("grpc"), accept_loop::run(listener, limits, handler, links.clone()));
 }
@@ -298,7 +299,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         let metrics = self.shared.link_context.metrics.clone();
         if client.ip() != from.ip() {
             // The connections of all clients of a proxy must not be those of one source.
-            let own = self.shared.pending.waiting.try_acquire(&Source::of(client.ip()));
+            let own = self.shared.clients.pending.waiting.try_acquire(&Source::of(client.ip()));
             let Ok(own) = own else { return metrics.count_refusal(Door::Links, "limit_reached") };
             permit = own;
         }

@@ -29,7 +29,7 @@ impl ServerContext {
         let publisher = Publisher {
             registry: self.registry.clone(),
             store,
-            zone: self.zone.clone(),
+            zone: self.clients.zone.clone(),
             vet: self.record_filter(settings, files, grpc),
             metrics: self.link_context.metrics.clone(),
             report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),

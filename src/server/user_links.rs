@@ -32,8 +32,8 @@ use tunnel_proto::state::LinkId;
 /// The links of users' programs to this server.
 #[derive(Debug)]
 pub(crate) struct UserLinks {
-    /// The access policy and what it is judged with; `None` accepts no such links.
-    context: Option<Arc<ListenerContext>>,
+    /// The access policy and what it is judged with.
+    context: Arc<ListenerContext>,
     links: Mutex<HashMap<LinkId, UserLink>>,
     permits: FairLimiter<UserName>,
     /// Permits for requests of the admin API.
@@ -67,13 +67,18 @@ impl UserLinks {
         if !policy.load().rights.bounds.links_need_grant {
             context.metrics.sessions.expose(LISTENER, &DENIALS);
         }
-        let context = Arc::new(ListenerContext { listener: LISTENER, policy, ..context });
-        Self { context: Some(context), ..Self::default() }
+        Self {
+            context: Arc::new(ListenerContext { listener: LISTENER, policy, ..context }),
+            links: Mutex::default(),
+            permits: FairLimiter::new(LINK_LIMITS),
+            requests: FairLimiter::new(REQUEST_LIMITS),
+            request_rates: RateLimiter::new(MAX_REQUESTS_PER_SECOND, Duration::from_secs(1)),
+        }
     }
 
     /// Returns the policy by which users are admitted.
     pub(crate) fn policy(&self) -> Arc<ArcSwap<AccessPolicy>> {
-        self.context.as_ref().map(|context| context.policy.clone()).unwrap_or_default()
+        self.context.policy.clone()
     }
 
     /// Returns the user of an open link whose credentials are not revoked.
@@ -106,16 +111,6 @@ impl UserLinks {
     }
 }
 
-impl Default for UserLinks {
-    /// Accepts no links.
-    fn default() -> Self {
-        let permits = FairLimiter::new(LINK_LIMITS);
-        let requests = FairLimiter::new(REQUEST_LIMITS);
-        let request_rates = RateLimiter::new(MAX_REQUESTS_PER_SECOND, Duration::from_secs(1));
-        Self { context: None, links: Mutex::default(), permits, requests, request_rates }
-    }
-}
-
 /// The label of users' links in metrics and the access log.
 pub(crate) const LISTENER: &str = "clients";
 /// Number of users' links, in total and for one user; [`ServerContext::check_room`] bounds the total by the memory.
@@ -139,18 +134,16 @@ pub(crate) async fn authenticate(
     hello: &UserHello,
     shared: &Arc<ServerContext>,
 ) -> Result<(AuthenticatedUser, Permit<UserName>), LinkDenial> {
-    let context = shared.user_links.context.as_ref();
-    let accepting = context.map(|context| (context, context.policy.load_full()));
-    if accepting.as_ref().is_some_and(|(_, policy)| {
-        policy.rights.bounds.links_need_grant && lacks_grants(&policy.rights, shared)
-    }) {
+    let context = &shared.user_links.context;
+    let policy = context.policy.load_full();
+    let needs_grant = policy.rights.bounds.links_need_grant;
+    if needs_grant && lacks_grants(&policy.rights, shared) {
         return Err(LinkDenial::new("unchecked", CallRejection::Unknown).logged());
     }
-    let may_accept = |rights: &Rights| !rights.bounds.links_need_grant || !rights.grants.load().is_empty();
-    let Some((context, policy)) = accepting.filter(|(_, policy)| may_accept(&policy.rights)) else {
+    if needs_grant && policy.rights.grants.load().is_empty() {
         let answer = CallRejection::Forbidden(NO_USERS.to_owned());
         return Err(LinkDenial::new("no_users", answer).logged());
-    };
+    }
     // The address comes before the proof, so that no token can be guessed from elsewhere.
     policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
     let identity = match (&hello.proof, &call.certificate) {
@@ -197,7 +190,7 @@ pub(crate) async fn revoked(user: &AuthenticatedUser, shared: &Arc<ServerContext
     let user = user.clone();
     let judge = move |change: &_| user.judge(change).map_err(|denial| denial.to_string());
     // A link is no session, which operators end by its user.
-    match shared.judged.add(SessionSubject::default(), judge) {
+    match shared.clients.judged.add(SessionSubject::default(), judge) {
         Ok(judged) => {
             judged.revoked().await;
             judged.revocation().unwrap_or_default().to_owned()
@@ -256,8 +249,8 @@ mod tests {
     #[test]
     fn a_user_with_too_many_links_gets_no_more_and_other_users_still_do() {
         let [alice, bob]: [UserName; 2] = ["alice", "bob"].map(|name| name.parse().unwrap());
-        let users = UserLinks::default();
-        let acquire = |user: &UserName| users.permits.try_acquire(user);
+        let permits = FairLimiter::new(LINK_LIMITS);
+        let acquire = |user: &UserName| permits.try_acquire(user);
         let mut held: Vec<_> = (0..MAX_USER_LINKS).map(|_| acquire(&alice).unwrap()).collect();
         assert!(acquire(&alice).is_err() && acquire(&bob).is_ok());
         held.pop();

@@ -101,7 +101,7 @@ impl BridgeTarget {
         let category = offer.key().category;
         let client = offer.client.clone();
         let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
-        let opened = shared.route.open(request).await;
+        let opened = shared.clients.route.open(request).await;
         opened.map_err(|error| match error.why {
             RouteError::Offline { missing, .. } if missing.is_unknown_node() => None,
             RouteError::Refused { refusal, node } => {
@@ -163,7 +163,7 @@ async fn copy(
                 node: Some(access.node.clone()),
                 ..SessionSubject::default()
             };
-            match shared.judged.add(subject, judge) {
+            match shared.clients.judged.add(subject, judge) {
                 Ok(judged) => (Some(judged), Some(access)),
                 Err(why) => return refuse_offer(offer, SessionError::new(ErrorCode::NodeNotAllowed, why)),
             }

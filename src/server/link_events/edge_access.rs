@@ -90,7 +90,7 @@ impl RequestFromEdge {
 /// Judges the sessions that this server relays for edges after each change of rights, and resets those that are no
 /// longer allowed. Returns when draining starts.
 pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
-    let mut changes = shared.judged.changes();
+    let mut changes = shared.clients.judged.changes();
     let judging = async {
         while changes.changed().await.is_ok() {
             let relayed = stream::iter(shared.link_context.table.relays.of_edges());

@@ -41,7 +41,7 @@ impl ServerContext {
         let finder = self.finder.clone();
         let paths: Arc<dyn PathProvider> = if own { Arc::new(PeerPaths(finder)) } else { finder };
         let resumes = request.resumes();
-        let timeout = if resumes { PATH_SEARCH_TIME } else { self.route.open_timeout };
+        let timeout = if resumes { PATH_SEARCH_TIME } else { self.clients.route.open_timeout };
         let mut search = PathSearch::new(&*paths, &node, instance, Instant::now() + timeout, rand::random);
         if !resumes {
             search = search.at_most(MOVE_WAIT);

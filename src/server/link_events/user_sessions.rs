@@ -169,8 +169,8 @@ pub(super) fn judge_parked(
         user: Some(device.user.as_str().into()),
         relayed: Some(Box::new(relayed)),
     };
-    let until = now + shared.route.resume_timeout;
-    if let Err(why) = shared.judged.list_parked(subject, until, judge) {
+    let until = now + shared.clients.route.resume_timeout;
+    if let Err(why) = shared.clients.judged.list_parked(subject, until, judge) {
         link.send_revoked(key, device, &why);
     }
 }
