@@ -41,6 +41,10 @@ fn main() -> ExitCode {
             return if is_wrong(&error) { ExitCode::from(exit_code::USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    if args.end_with_parent {
+        // Without it the demo's processes outlive a demo that is killed.
+        os::end_with_parent();
+    }
     let env = Environment::read(variable);
     print_result(match args.command {
         Command::Server(command_args) => return run(Role::Server, &command_args),
@@ -89,10 +93,6 @@ fn main() -> ExitCode {
 
 /// Runs a server or an edge.
 fn run(role: Role, args: &DaemonArgs) -> ExitCode {
-    if args.end_with_parent {
-        // Without it the demo's processes outlive a demo that is killed.
-        os::end_with_parent();
-    }
     let mut startup = StartupErrorCollector::default();
     let logs = logs(role, args, &mut startup);
     let config = args.config(role);

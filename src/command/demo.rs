@@ -1,5 +1,5 @@
-//! `tunnel demo`: two servers and an edge on loopback, each a process, and a download over a user's link that outlives
-//! both servers.
+//! `tunnel demo`: two servers, an edge and a client on loopback, each a process. The client's download outlives both
+//! servers.
 
 mod download;
 mod ports;
@@ -7,10 +7,9 @@ mod screen;
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
-use std::future::Future;
 use std::io;
-use std::net::TcpListener;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,19 +17,15 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail, ensure};
 use bytes::Bytes;
 use http::Method;
-use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::command::admin_sockets::exchange;
+use crate::command::admin_sockets::{ask, exchange};
 use crate::command::machine_files::folder_on_machine;
 use crate::command::shell_word;
-use crate::config::ProxyVariables;
-use crate::route::ResumeTimeouts;
-use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use download::{Download, send_download};
-use ports::{PAGE, serve, serve_line, serve_page};
+use ports::{PAGE, send_page, serve, serve_line, serve_tls_page};
 use screen::{DemoScreen, GREEN, NO_COLOUR, RED};
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
@@ -110,23 +105,21 @@ impl Demo {
         demo.set("dir", demo.dir.display().to_string());
         demo.set("dir_word", shell_word(&demo.dir.to_string_lossy()));
         // As it was called, so that the lines work where it is not in PATH.
-        let called = std::env::args().next();
-        demo.set("tunnel", shell_word(&called.unwrap_or_else(|| "tunnel".to_owned())));
+        demo.set("tunnel", shell_word(std::env::args().next().as_deref().unwrap_or("tunnel")));
         // The processes need the ports of one another before they start. These stay open until all ports of this
         // process are, so that all differ.
         let mut open = Vec::new();
         for name in ADDRESSES.split_whitespace() {
             let listener = TcpListener::bind(EPHEMERAL)?;
-            demo.set_address(name, &listener.local_addr()?.to_string());
+            demo.set_address(name, listener.local_addr()?);
             open.push(listener);
         }
-        let (page, tls_page) = serve_page(&identity(&demo.dir, "server"), drain)?;
-        demo.set_address("page", &page.to_string());
-        demo.set_address("tls_page", &tls_page.to_string());
-        demo.set_address("download", &serve(drain, send_download)?.to_string());
+        demo.set_address("page", serve(drain, send_page)?);
+        demo.set_address("tls_page", serve_tls_page(identity(&demo.dir, "server"), drain)?);
+        demo.set_address("download", serve(drain, send_download)?);
         for number in ["1", "2"] {
             let end = serve_line(demo.fill(&format!("{{link{number}}}")), demo.is_cut.subscribe(), drain)?;
-            demo.set_address(&format!("line{number}"), &end.to_string());
+            demo.set_address(&format!("line{number}"), end);
         }
         demo.write_configs()?;
         screen.step(&format!("certificates, a token and configs made in {}", demo.dir.display()));
@@ -149,9 +142,9 @@ impl Demo {
     }
 
     /// Sets an address and its port.
-    fn set_address(&mut self, name: &str, at: &str) {
-        self.set(&format!("{name}_port"), at.rsplit(':').next().unwrap_or_default().to_owned());
-        self.set(name, at.to_owned());
+    fn set_address(&mut self, name: &str, at: SocketAddr) {
+        self.set(&format!("{name}_port"), at.port().to_string());
+        self.set(name, at.to_string());
     }
 
     /// Returns a template with all values.
@@ -163,10 +156,12 @@ impl Demo {
         let server = include_str!("demo/server.toml");
         let first = server.replace("%n", "1").replace("%m", "2");
         let second = server.replace("%n", "2").replace("%m", "1") + include_str!("demo/listeners.toml");
-        for (name, template) in NAMES.iter().zip([&first, &second, include_str!("demo/edge.toml")]) {
+        let templates = [&first, &second, include_str!("demo/edge.toml"), include_str!("demo/client.toml")];
+        for (name, template) in NAMES.iter().zip(templates) {
             files::create_private(&self.dir.join(format!("{name}.toml")), &self.fill(template))?;
         }
-        Ok(())
+        // Commands look for client.toml in a folder of this name.
+        symlink(".", self.dir.join("tunnel"))
     }
 
     /// Starts the servers and the edge, and waits until a client reaches the node.
@@ -187,28 +182,31 @@ impl Demo {
         Ok(())
     }
 
-    /// Starts a process, and waits until its admin listener reports that it is ready. An edge is ready once it is linked.
-    async fn start(&mut self, name: &'static str) -> anyhow::Result<()> {
+    /// Starts this program with a command, as the process of that name.
+    fn run(&self, name: &str, command: &[&str], stdout: Stdio) -> anyhow::Result<Child> {
         let log = self.dir.join(format!("{name}.log"));
         let log = OpenOptions::new().append(true).create(true).mode(0o600).open(log)?;
         // Its file may have been replaced meanwhile.
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("tunnel").arg(if name == EDGE { "edge" } else { "server" });
-        command.arg("--end-with-parent").arg("-c").arg(self.dir.join(format!("{name}.toml")));
+        let mut program = Command::new("/proc/self/exe");
+        program.arg0("tunnel").args(command).arg("--end-with-parent").stdin(Stdio::null());
         // Neither a proxy nor other settings of this shell apply, and Ctrl-C reaches only the demo itself.
-        command.env_clear().process_group(0).kill_on_drop(true);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
-        let mut child = child.context("cannot run this program again")?;
+        program.env_clear().env("XDG_CONFIG_HOME", &self.dir).process_group(0).kill_on_drop(true);
+        program.stdout(stdout).stderr(log).spawn().context("cannot run this program again")
+    }
 
-        let admin = self.fill(&format!("{{admin_{name}}}"));
+    /// Starts a server or an edge, and waits until its admin socket reports that it is ready. An edge is ready once it
+    /// is linked.
+    async fn start(&mut self, name: &'static str) -> anyhow::Result<()> {
+        let role = if name == EDGE { "edge" } else { "server" };
+        let config = self.fill(&format!("{{dir}}/{name}.toml"));
+        let mut child = self.run(name, &[role, "-c", &config], Stdio::null())?;
+        let socket = self.dir.join(format!("{name}.sock"));
         let ready = async {
             loop {
                 if let Some(status) = child.try_wait()? {
                     bail!("{name} ended ({status})");
                 }
-                let socket = TcpStream::connect(&admin).await;
-                let ready = async { exchange(socket.ok()?, Method::GET, "/readyz", Bytes::new()).await.ok() };
-                if matches!(ready.await, Some((200, _))) {
+                if matches!(ask(&socket, Method::GET, "/readyz", "").await, Ok((200, _))) {
                     break anyhow::Ok(());
                 }
                 sleep(POLL_INTERVAL).await;
@@ -241,9 +239,8 @@ impl Demo {
                 let command = shown.lines().last().unwrap_or_default();
                 let command = self.fill(&command.replacen("curl", "curl -q -sS --max-time 10", 1));
                 // No setting of this shell applies.
-                let output = Command::new("sh").arg("-c").arg(&command).env_clear().output().await?;
+                let output = Command::new("sh").arg("-c").arg(command + " 2>&1").env_clear().output().await?;
                 String::from_utf8_lossy(&output.stdout).into_owned()
-                    + &String::from_utf8_lossy(&output.stderr)
             };
             ensure!(page.ends_with(PAGE), "{way}: unexpected page: {page:?}");
             self.screen.timed(started, &format!("{way}: {} bytes, the page is complete", page.len()));
@@ -253,28 +250,25 @@ impl Demo {
 
     /// Downloads over a user's link, with all [`INTERRUPTIONS`]. Afterwards both servers run.
     async fn interrupt_download(&mut self) -> anyhow::Result<()> {
-        let links = self.link().await?;
         self.screen.step("alice downloads from node1 over a link to server2");
-        let target = self.fill("node1:{download_port}").parse()?;
-        let mut download = Download::new(links.open(&target).await?, self.screen);
+        let target = self.fill("node1:{download_port}");
+        let mut client = self.run(CLIENT, &["connect", &target], Stdio::piped())?;
+        let mut download = Download::new(client.stdout.take().context("no stdout")?, self.screen);
         download.receive_tenths(2).await?;
         for (killed, tenths) in INTERRUPTIONS {
             if let Some((server, why)) = killed {
                 let mut process = self.processes.remove(server).context("it does not run")?;
                 let id = process.id().unwrap_or_default();
                 process.kill().await?;
-                let killed = format!("{RED}{server} (process {id}) is killed: {why}{NO_COLOUR}");
-                self.screen.step(&killed);
+                self.screen.step(&format!("{RED}{server} (process {id}) is killed: {why}{NO_COLOUR}"));
             } else {
                 self.is_cut.send_replace(true);
                 self.screen.step(&format!("{RED}the line of node1 is cut for 2 s{NO_COLOUR}"));
-                timeout(CUT_DURATION, download.receive_tenths(10)).await.unwrap_or(Ok(()))?;
+                timeout(CUT_DURATION, download.receive_tenths(10)).await.unwrap_or(Ok(Duration::ZERO))?;
                 self.is_cut.send_replace(false);
                 self.screen.step("the line is back");
             }
-            download.longest_pause = Duration::ZERO;
-            download.receive_tenths(tenths).await?;
-            let pause = download.longest_pause;
+            let pause = download.receive_tenths(tenths).await?;
             let text = format!("{GREEN}the download continues; its longest pause was {pause:.1?}{NO_COLOUR}");
             self.screen.step(&text);
             if let Some((server, _)) = killed {
@@ -283,22 +277,9 @@ impl Demo {
             }
         }
         self.screen.step(&format!("{} MiB received, none lost, each byte as sent", LENGTH / MIB));
-        links.close().await;
+        // It closes its link.
+        timeout(TIMEOUT, client.wait()).await??;
         Ok(())
-    }
-
-    /// Links to the servers as a user.
-    async fn link(&self) -> anyhow::Result<UserUplinks> {
-        let config = UserLinkConfig {
-            servers: vec![self.fill("{link2}").parse()?, self.fill("{link1}").parse()?],
-            tls_server_name: Some("localhost".parse()?),
-            device: "laptop".parse()?,
-            proof: UserCredentials::Certificate(identity(&self.dir, "client")),
-            ca: Some(self.dir.join("ca.crt")),
-            proxy: ProxyVariables::default(),
-            resume_timeouts: ResumeTimeouts::default(),
-        };
-        UserUplinks::connect(config).await.map_err(anyhow::Error::msg)
     }
 
     /// Prints commands to try.
@@ -360,11 +341,12 @@ const ADDRESSES: &str =
     "link1 link2 connect1 connect2 admin_server1 admin_server2 admin_edge tcp http https egress proxy";
 /// Any free port of this machine.
 const EPHEMERAL: &str = "127.0.0.1:0";
-/// The processes: the server that the edge prefers, the server that clients use, and the edge.
-const NAMES: [&str; 3] = [PREFERRED_SERVER, CLIENT_SERVER, EDGE];
+/// The processes: the server that the edge prefers, the server that clients use, the edge, and a client.
+const NAMES: [&str; 4] = [PREFERRED_SERVER, CLIENT_SERVER, EDGE, CLIENT];
 const PREFERRED_SERVER: &str = "server1";
 const CLIENT_SERVER: &str = "server2";
 const EDGE: &str = "edge";
+const CLIENT: &str = "client";
 /// Maximum length of the directory, so that the path of each socket in it has less than 108 bytes.
 const MAX_DIR_BYTES: usize = 90;
 /// Validity of the certificates: long enough that the live page does not warn of their end.

@@ -47,9 +47,6 @@ pub struct DaemonArgs {
     /// Log to stderr only, and ignore --log-dir.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub logtostderr: bool,
-    /// End when the process that started this one ends; for `tunnel demo`.
-    #[arg(long, hide = true)]
-    pub end_with_parent: bool,
     /// SuperEdge's limit of requests per second to kube-apiserver. Has no effect.
     #[arg(long, hide = true)]
     pub kube_qps: Option<f64>,

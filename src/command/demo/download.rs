@@ -5,50 +5,48 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::process::ChildStdout;
 use tokio::time::{Instant, interval, timeout};
 
 use super::LENGTH;
 use super::screen::DemoScreen;
-use tunnel_link::table::handles::Session;
-use tunnel_net::byte_stream_io::ChunkStreamIo;
 
 /// A running download.
 pub(super) struct Download {
-    session: ChunkStreamIo<Session>,
+    from: ChildStdout,
     done: usize,
-    /// Time of the last byte, and the longest pause since this was reset.
+    /// Time of the last byte.
     last: Instant,
-    pub(super) longest_pause: Duration,
     screen: DemoScreen,
 }
 
 impl Download {
-    /// Starts the download of what a session brings.
-    pub(super) fn new(session: Session, screen: DemoScreen) -> Self {
-        let session = ChunkStreamIo::new(session);
-        Self { session, done: 0, last: Instant::now(), longest_pause: Duration::ZERO, screen }
+    /// Starts the download of what a client prints.
+    pub(super) fn new(from: ChildStdout, screen: DemoScreen) -> Self {
+        Self { from, done: 0, last: Instant::now(), screen }
     }
 
-    /// Reads until `tenths` of it have arrived, and compares each byte with the one that was sent.
+    /// Reads until `tenths` of it have arrived, and compares each byte with the one that was sent. Returns the longest
+    /// pause.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: no byte is lost.
-    pub(super) async fn receive_tenths(&mut self, tenths: usize) -> anyhow::Result<()> {
+    pub(super) async fn receive_tenths(&mut self, tenths: usize) -> anyhow::Result<Duration> {
+        let mut longest = Duration::ZERO;
         let mut bytes = vec![0; PIECE];
         while self.done < LENGTH * tenths / 10 {
-            let read = timeout(RESUME_TIMEOUT, self.session.read(&mut bytes)).await;
-            let read =
-                read.context("nothing received for a minute")?.context("the session was interrupted")?;
+            let read = timeout(RESUME_TIMEOUT, self.from.read(&mut bytes)).await;
+            let read = read.context("nothing received for a minute")??;
             ensure!(read > 0, "the download ended after {} of {LENGTH} bytes", self.done);
             let is_same = (self.done..).zip(&bytes[..read]).all(|(place, byte)| *byte == sent_byte(place));
             ensure!(is_same, "the bytes received differ from the bytes sent");
             self.done += read;
-            self.longest_pause = self.longest_pause.max(self.last.elapsed());
+            longest = longest.max(self.last.elapsed());
             self.last = Instant::now();
             self.screen.progress(self.done, self.done - read);
         }
-        Ok(())
+        Ok(longest)
     }
 }
 

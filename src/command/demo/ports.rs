@@ -30,30 +30,27 @@ pub(super) fn serve<F: Future<Output = ()> + Send + 'static>(
     Ok(at)
 }
 
-/// Serves the page, whatever the request. Returns its addresses, without TLS and with this certificate.
-pub(super) fn serve_page(
-    identity: &IdentityFiles,
-    drain: &Drain,
-) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+/// Serves the page over TLS with this certificate. Returns its address.
+pub(super) fn serve_tls_page(identity: IdentityFiles, drain: &Drain) -> anyhow::Result<SocketAddr> {
     let config = TlsServerConfig {
-        identity: identity.clone(),
+        identity,
         clients: ClientAuth::Anonymous,
         params: TlsParams::default(),
         alpn: vec![b"http/1.1".to_vec()],
     };
     let acceptor = config.load()?.load().acceptor();
-    let with_tls = serve(drain, move |socket| {
+    serve(drain, move |socket| {
         let accepted = acceptor.accept(socket);
         async move {
             if let Ok(socket) = accepted.await {
-                answer(socket).await;
+                send_page(socket).await;
             }
         }
-    });
-    Ok((serve(drain, answer)?, with_tls?))
+    })
 }
 
-async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) {
+/// Sends the page, whatever the request.
+pub(super) async fn send_page<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) {
     let length = PAGE.len();
     let head = format!("HTTP/1.0 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\n\r\n");
     let mut request = [0; 4096];
