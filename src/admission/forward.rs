@@ -31,7 +31,6 @@ use crate::admission::denial::{Denial, bad_head, header_failure, reject_http2, w
 use crate::admission::forward::client_connection::ClientIo;
 use crate::admission::forward::idle_timer::{ClientAction, IdleTimer};
 use crate::admission::forward::message::ResponseBody;
-use crate::admission::forward::meter::Meter;
 use crate::admission::forward::requests::RequestForwarder;
 use crate::admission::forward::upstream::UpstreamSession;
 use crate::admission::heads::{LONG_HEAD_BYTES, LONG_HEAD_FIELDS, http_server};
@@ -61,14 +60,13 @@ pub(crate) async fn forward(
     let permit = admission.permit().cloned();
     // Cancelled when another connection takes this one's place.
     let evicted = permit.as_ref().map(|permit| permit.revoked()).unwrap_or_default();
-    let clock = Arc::new(IdleTimer::new(permit, Meter::new(context.pending.long_heads.clone(), source)));
+    let clock = Arc::new(IdleTimer::new(permit, &context.pending.long_heads, source));
     let router = RequestRouter { parse, admission, tls, sees_details: false, trace: String::new() };
     let exchange = RequestForwarder {
         router: router.into(),
-        upstream: UpstreamSession::new(&context, source),
+        upstream: UpstreamSession::new(Arc::clone(&context), Arc::clone(&clock)),
         switched: None.into(),
         clock: Arc::clone(&clock),
-        requests: context.metrics.requests.clone(),
     };
     let answer = |request| -> BoxFuture<'_, Result<Response<ResponseBody>, Infallible>> {
         Box::pin(exchange.answer(request))
@@ -122,7 +120,7 @@ pub(crate) async fn forward(
     let io = parts.io.into_inner();
     let rejected = io.rejected;
     let (socket, buffered) = io.into_parts(parts.read_buf);
-    let denial = match (clock.meter.refusal(), rejected) {
+    let denial = match (clock.client.refusal(), rejected) {
         (Some(refusal), _) => Some(refusal),
         (None, Some(status)) => Some(bad_head(status, &buffered, LONG_HEAD_BYTES, LONG_HEAD_FIELDS, INVALID)),
         (None, None) => {

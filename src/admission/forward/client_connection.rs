@@ -124,7 +124,7 @@ impl AsyncRead for ClientIo {
         let this = self.get_mut();
         let before = out.filled().len();
         if this.ahead.is_empty() {
-            this.clock.meter.admit()?;
+            this.clock.client.admit()?;
             let fits = PIECE_BYTES.min(out.remaining());
             let mut piece = ReadBuf::new(out.initialize_unfilled_to(fits));
             ready!(this.poll_read_io(cx, &mut piece))?;
@@ -173,7 +173,7 @@ impl AsyncWrite for ClientIo {
         self.check(cx);
         ready!(self.poll_interim(cx))?;
         ready!(Pin::new(&mut self.io).poll_flush(cx))?;
-        self.clock.meter.on_flushed();
+        self.clock.client.on_flushed();
         Poll::Ready(Ok(()))
     }
 

@@ -9,15 +9,16 @@ use tokio::time::Instant;
 use crate::admission::client_handler::HEAD_TIME;
 use crate::admission::forward::meter::Meter;
 use crate::session_io::copy::close::READER_PAUSE;
-use tunnel_net::limiter::Permit;
+use tunnel_net::limiter::{FairLimiter, Permit, Source};
 
 /// The phase of a client's connection, with its deadline. Keeps the client's permit active or idle.
 #[derive(Debug)]
 pub(crate) struct IdleTimer {
     inner: Mutex<Inner>,
     permit: Option<Arc<Permit>>,
-    /// The meter of what hyper holds for the client.
-    pub(super) meter: Meter,
+    /// The meters of what hyper holds for the client, and for its targets.
+    pub(super) client: Meter,
+    pub(super) target: Meter,
 }
 
 /// The locked state of an [`IdleTimer`].
@@ -57,12 +58,14 @@ pub(crate) enum ClientAction {
 }
 
 impl IdleTimer {
-    /// Creates the timer of a new client, which must send a request.
-    pub(crate) fn new(permit: Option<Arc<Permit>>, meter: Meter) -> Self {
-        meter.begin();
+    /// Creates the timer of a new client, which must send a request. Its heads and those of its targets share the permits
+    /// of `long_heads`.
+    pub(crate) fn new(permit: Option<Arc<Permit>>, long_heads: &FairLimiter, source: Source) -> Self {
         let phase = RequestPhase::Head(Instant::now());
         let inner = Mutex::new(Inner { phase, requested: false, lost: false, interim: Vec::new() });
-        Self { inner, permit, meter }
+        let client = Meter::new(long_heads.clone(), source);
+        let target = Meter::new(long_heads.clone(), source);
+        Self { inner, permit, client, target }
     }
 
     /// Records that a head is complete and whether a body follows.
@@ -119,7 +122,7 @@ impl IdleTimer {
 
     /// Records that a response is complete, so that this process now waits for the client.
     pub(crate) fn idle(&self) {
-        self.meter.begin();
+        self.client.begin();
         {
             let mut inner = self.inner.lock();
             inner.phase = RequestPhase::Idle(Instant::now());
@@ -152,7 +155,7 @@ impl IdleTimer {
 
     /// Records bytes that were received from the client.
     pub(crate) fn on_received(&self, count: usize) {
-        self.meter.add(count);
+        self.client.add(count);
         {
             let mut inner = self.inner.lock();
             match inner.phase {

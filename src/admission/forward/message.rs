@@ -17,7 +17,6 @@ use tokio::time::timeout;
 
 use crate::admission::forward::headers::prepare_trailers;
 use crate::admission::forward::idle_timer::IdleTimer;
-use crate::admission::forward::meter::Meter;
 use tunnel_base::metrics::in_flight_requests::InFlightGuard;
 
 /// The error of a body.
@@ -32,8 +31,6 @@ pub(crate) struct RequestBody {
     /// The wait for the target's 100, until it is over.
     awaited: Option<BoxFuture<'static, Result<(), BodyNotRequested>>>,
     clock: Arc<IdleTimer>,
-    /// The meter of what hyper holds for the target.
-    meter: Arc<Meter>,
 }
 
 /// The target's decision about the body of a request with `Expect: 100-continue`: the sender of its permission, until
@@ -51,8 +48,6 @@ pub(crate) struct BodyNotRequested;
 pub(crate) struct ResponseBody {
     /// The target's, read from its session, or one of this process, such as an error text.
     body: Either<Incoming, Full<Bytes>>,
-    /// The meter of the target, if that sends it.
-    from: Option<Arc<Meter>>,
     /// The error that ends it, while hyper writes what came before.
     cut: Option<BoxError>,
     clock: Arc<IdleTimer>,
@@ -64,16 +59,11 @@ pub(crate) struct ResponseBody {
 
 impl RequestBody {
     /// Creates the body of a request. If the client `waits` for a 100, the gate decides when the body may be polled.
-    pub(crate) fn new(
-        body: Incoming,
-        clock: Arc<IdleTimer>,
-        meter: Arc<Meter>,
-        waits: bool,
-    ) -> (Self, Arc<ContinueGate>) {
+    pub(crate) fn new(body: Incoming, clock: Arc<IdleTimer>, waits: bool) -> (Self, Arc<ContinueGate>) {
         let (sender, permission) = oneshot::channel();
         let gate = Arc::new(ContinueGate(Mutex::new(waits.then_some(sender))));
         let awaited = waits.then(|| permitted(Arc::clone(&gate), permission).boxed());
-        (Self { body, awaited, clock, meter }, gate)
+        (Self { body, awaited, clock }, gate)
     }
 }
 
@@ -108,9 +98,9 @@ impl Body for RequestBody {
                 return Poll::Ready(Some(Err(refused.into())));
             }
         }
-        let Self { body, clock, meter, .. } = &mut *self;
-        let mut frame = meter.poll_frame(cx, body, Some(&clock.meter));
-        clock.on_body_polled(frame.is_pending() && !meter.is_full());
+        let Self { body, clock, .. } = &mut *self;
+        let mut frame = clock.target.poll_frame(cx, body, &clock.client);
+        clock.on_body_polled(frame.is_pending() && !clock.target.is_full());
         if let Poll::Ready(Some(Ok(frame))) = &mut frame
             && let Some(trailers) = frame.trailers_mut()
         {
@@ -156,27 +146,18 @@ impl ContinueGate {
 impl ResponseBody {
     /// Creates the body of a response of this process. When it is dropped, the client's idle time starts.
     pub(crate) fn new(body: Bytes, clock: Arc<IdleTimer>) -> Self {
-        Self {
-            body: Either::Right(body.into()),
-            from: None,
-            cut: None,
-            clock,
-            _unasked: None,
-            _request: None,
-        }
+        Self { body: Either::Right(body.into()), cut: None, clock, _unasked: None, _request: None }
     }
 
-    /// Creates the body of a target's response, with the target's meter. `unasked` is the permission to send the
-    /// request's body, if the target does not want it; `request` is in flight until the response is dropped.
+    /// Creates the body of a target's response. `unasked` is the permission to send the request's body, if the target
+    /// does not want it; `request` is in flight until the response is dropped.
     pub(crate) fn of_target(
         body: Incoming,
-        from: Arc<Meter>,
         clock: Arc<IdleTimer>,
         unasked: Option<oneshot::Sender<()>>,
         request: InFlightGuard,
     ) -> Self {
-        let body = Either::Left(body);
-        Self { body, from: Some(from), cut: None, clock, _unasked: unasked, _request: Some(request) }
+        Self { body: Either::Left(body), cut: None, clock, _unasked: unasked, _request: Some(request) }
     }
 }
 
@@ -188,11 +169,11 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let Self { body, from, cut, clock, .. } = &mut *self;
+        let Self { body, cut, clock, .. } = &mut *self;
         if let Some(cut) = cut.take() {
             return Poll::Ready(Some(Err(cut)));
         }
-        let frame = match ready!(clock.meter.poll_frame(cx, body, from.as_deref())) {
+        let frame = match ready!(clock.client.poll_frame(cx, body, &clock.target)) {
             Some(Err(error)) => {
                 // At an error hyper drops what it has not written, even the head. So it comes after a flush.
                 *cut = Some(error);

@@ -112,12 +112,12 @@ impl Meter {
     }
 
     /// Returns the next frame of a body for this end, unless that is full. hyper polls again after a flush. `from` is
-    /// the meter of the end that sends the body, if this process does not.
+    /// the meter of the other end.
     pub(crate) fn poll_frame<B: Body<Data = Bytes> + Unpin>(
         &self,
         cx: &mut Context<'_>,
         body: &mut B,
-        from: Option<&Self>,
+        from: &Self,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         if self.is_full() {
             return Poll::Pending;
@@ -125,7 +125,7 @@ impl Meter {
         let frame = ready!(Pin::new(body).poll_frame(cx));
         if let Some(Ok(frame)) = &frame {
             self.queued.fetch_add(frame.data_ref().map_or(0, Bytes::len), Ordering::Relaxed);
-            from.into_iter().for_each(|from| from.head.lock().bytes = 0);
+            from.head.lock().bytes = 0;
         }
         Poll::Ready(frame)
     }

@@ -21,7 +21,7 @@ use crate::admission::forward::upstream::UpstreamSession;
 use crate::admission::requests::{RequestRoute, RequestRouter};
 use crate::admission::{AuthorizedRequest, DeniedRequest};
 use crate::session_io::OpenSession;
-use tunnel_base::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
+use tunnel_base::metrics::in_flight_requests::InFlightGuard;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The forwarding of a client's requests, one at a time.
@@ -31,7 +31,6 @@ pub(crate) struct RequestForwarder<'a> {
     /// The session after a switch to another protocol.
     pub(super) switched: Mutex<Option<OpenSession>>,
     pub(super) clock: Arc<IdleTimer>,
-    pub(super) requests: InFlightRequests,
 }
 
 impl<'a> RequestForwarder<'a> {
@@ -60,17 +59,17 @@ impl<'a> RequestForwarder<'a> {
         // A denied request with a body keeps `Connection: close`; otherwise hyper would have to read the whole body.
         let has_body = !body.is_end_stream();
         self.clock.on_head(has_body);
-        let in_flight = self.requests.start(head.method.as_str(), head.uri.path());
+        let in_flight = self.upstream.context.metrics.requests.start(head.method.as_str(), head.uri.path());
         // hyper's buffer remains as large as a long head, so that is the last one on its connection.
         let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
-        let long = self.clock.meter.complete(target, &head.headers);
+        let long = self.clock.client.complete(target, &head.headers);
         let is_last = !matches!(long, Ok(false));
         let checked = long.and_then(|_| headers::check(&mut head));
         let mut answer = match self.forward(checked, head, body, in_flight).await {
             Ok(answer) => answer,
             Err(mut denied) => {
                 // What this process refused to read of the body comes first.
-                denied.denial = self.clock.meter.refusal().unwrap_or(denied.denial);
+                denied.denial = self.clock.client.refusal().unwrap_or(denied.denial);
                 let mut answer = denied.answer();
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
@@ -103,14 +102,12 @@ impl<'a> RequestForwarder<'a> {
         let is_new = head.version == Version::HTTP_11;
         let upgrades = headers::prepare_request(&mut head, &body);
         let waits = is_new && headers::expects_continue(&head.headers) && !body.is_end_stream();
-        let (body, gate) =
-            RequestBody::new(body, Arc::clone(&self.clock), Arc::clone(&self.upstream.meter), waits);
+        let (body, gate) = RequestBody::new(body, Arc::clone(&self.clock), waits);
         let mut request = Request::from_parts(head, body);
-        let meter = Arc::clone(&self.upstream.meter);
         let clock = Arc::clone(&self.clock);
         let permission = Arc::clone(&gate);
         hyper::ext::on_informational(&mut request, move |answer| {
-            meter.on_informational();
+            clock.target.on_informational();
             match answer.status() {
                 StatusCode::CONTINUE => permission.open(),
                 status if is_new => clock.add_interim(&headers::add_interim(status, answer.headers())),
@@ -127,7 +124,7 @@ impl<'a> RequestForwarder<'a> {
         let (mut head, body) = answer.into_parts();
         let is_old = head.version != Version::HTTP_11;
         let unasked = gate.answered(head.status.is_success());
-        let prepared = self.upstream.meter.complete(0, &head.headers).and_then(|is_long| {
+        let prepared = self.clock.target.complete(0, &head.headers).and_then(|is_long| {
             if !is_long && !is_old && unasked.is_none() {
                 self.upstream.keep(route);
             }
@@ -140,8 +137,7 @@ impl<'a> RequestForwarder<'a> {
         if unasked.is_some() {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let meter = Arc::clone(&self.upstream.meter);
-        let body = ResponseBody::of_target(body, meter, Arc::clone(&self.clock), unasked, in_flight);
+        let body = ResponseBody::of_target(body, Arc::clone(&self.clock), unasked, in_flight);
         Ok(Response::from_parts(head, body))
     }
 

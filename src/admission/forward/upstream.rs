@@ -12,35 +12,29 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
 use tracing::Span;
 
 use crate::admission::ListenerContext;
 use crate::admission::denial::Denial;
 use crate::admission::forward::PIECE_BYTES;
+use crate::admission::forward::idle_timer::IdleTimer;
 use crate::admission::forward::message::{BodyNotRequested, RequestBody};
-use crate::admission::forward::meter::Meter;
 use crate::admission::heads::{LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::admission::requests::RequestRoute;
 use crate::session_io::copy::close::close_gracefully;
 use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
 use crate::session_io::judged::JudgedSession;
 use crate::session_io::{LocalParty, OpenSession};
-use tunnel_base::drain::Drain;
-use tunnel_base::metrics::Metrics;
 use tunnel_net::ChunkStream;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
-use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
 #[derive(Debug)]
 pub(crate) struct UpstreamSession {
     inner: Mutex<Inner>,
-    metrics: Metrics,
-    drain: Drain,
-    /// The meter of what hyper holds for the targets.
-    pub(super) meter: Arc<Meter>,
+    pub(super) context: Arc<ListenerContext>,
+    clock: Arc<IdleTimer>,
 }
 
 /// The locked state of an [`UpstreamSession`].
@@ -75,10 +69,8 @@ struct ReleasedSession {
 }
 
 impl UpstreamSession {
-    pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
-        let meter = Arc::new(Meter::new(context.pending.long_heads.clone(), source));
-        let metrics = context.metrics.clone();
-        Self { inner: Mutex::default(), metrics, drain: context.drain.clone(), meter }
+    pub(crate) fn new(context: Arc<ListenerContext>, clock: Arc<IdleTimer>) -> Self {
+        Self { inner: Mutex::default(), context, clock }
     }
 
     /// Drives the session with hyper, and ends one that is over. Completes once the last session is revoked.
@@ -113,9 +105,8 @@ impl UpstreamSession {
     /// Starts HTTP over a new session.
     pub(crate) async fn start(&self, opened: OpenSession) -> hyper::Result<SendRequest<RequestBody>> {
         self.inner.lock().judged = Some(opened.judged.clone());
-        let up = self.metrics.bytes_to_target.clone();
-        let down = self.metrics.bytes_to_client.clone();
-        let session = HttpSession { opened, up, down, meter: Arc::clone(&self.meter), ended: None };
+        let context = Arc::clone(&self.context);
+        let session = HttpSession { opened, context, clock: Arc::clone(&self.clock), ended: None };
         let (sender, connection) = Builder::new()
             .preserve_header_case(true)
             .max_headers(LONG_HEAD_FIELDS)
@@ -139,7 +130,7 @@ impl UpstreamSession {
         mut sender: SendRequest<RequestBody>,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, (Denial, Option<Request<RequestBody>>)> {
-        self.meter.begin();
+        self.clock.target.begin();
         self.inner.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
         // With a response, the session is this task's again, unless it has switched to another protocol.
@@ -169,7 +160,7 @@ impl UpstreamSession {
             self.end_session(over, is_cut)
         });
         // What this process refused to read comes first, then the client's error, then what the remote end reports.
-        let denial = match (self.meter.refusal(), why) {
+        let denial = match (self.clock.target.refusal(), why) {
             (Some(refusal), _) => refusal,
             _ if is_invalid_body => Denial::Request("the body ends early, or its chunked coding is invalid"),
             (None, Some(why)) if why.code == ErrorCode::TargetTimeout => Denial::UpstreamTimeout(why.reason),
@@ -230,7 +221,7 @@ impl UpstreamSession {
             (None, _) => FINISHED,
         };
         if let Some(mut session) = opened.end(ended, LocalParty::Client) {
-            self.drain.spawn(Span::current(), async move { close_gracefully(&mut session).await });
+            self.context.drain.spawn(Span::current(), async move { close_gracefully(&mut session).await });
         }
         if reset.is_none() && ended.how == EndKind::Finished {
             return Some(SessionError::new(ErrorCode::NoError, "it closed the connection"));
@@ -269,10 +260,8 @@ type HttpIo = TokioIo<ChunkStreamIo<HttpSession>>;
 #[derive(Debug)]
 struct HttpSession {
     opened: OpenSession,
-    up: Counter,
-    down: Counter,
-    /// The meter of what hyper holds for the target.
-    meter: Arc<Meter>,
+    context: Arc<ListenerContext>,
+    clock: Arc<IdleTimer>,
     /// How the target's end ended, if it did.
     ended: Option<CopyEnd>,
 }
@@ -285,7 +274,7 @@ impl HttpSession {
 
 impl ChunkStream for HttpSession {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        self.meter.admit()?;
+        self.clock.target.admit()?;
         let Self { opened: OpenSession { session, buffered, access, .. }, .. } = self;
         if buffered.is_empty() {
             let read = session.poll_read_chunk(cx);
@@ -298,7 +287,8 @@ impl ChunkStream for HttpSession {
             match ready!(read) {
                 Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
                 Ok(bytes) => {
-                    ByteCounter { one: &mut access.down, all: &self.down }.add(bytes.len());
+                    ByteCounter { one: &mut access.down, all: &self.context.metrics.bytes_to_client }
+                        .add(bytes.len());
                     *buffered = bytes;
                 }
                 Err(cause) => {
@@ -308,14 +298,15 @@ impl ChunkStream for HttpSession {
             }
         }
         let fits = self.opened.buffered.len().min(PIECE_BYTES);
-        self.meter.add(fits);
+        self.clock.target.add(fits);
         Poll::Ready(Ok(self.opened.buffered.split_to(fits)))
     }
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         let before = bytes.len();
         let written = ready!(self.opened.session.poll_write_chunk(cx, bytes));
-        ByteCounter { one: &mut self.opened.access.up, all: &self.up }.add(before - bytes.len());
+        let all = &self.context.metrics.bytes_to_target;
+        ByteCounter { one: &mut self.opened.access.up, all }.add(before - bytes.len());
         if let Err(cause) = written {
             self.note(EndKind::WriteFailed(cause.kind()));
             bytes.clear();
@@ -327,7 +318,7 @@ impl ChunkStream for HttpSession {
         if let Err(cause) = ready!(self.opened.session.poll_flush(cx)) {
             self.note(EndKind::WriteFailed(cause.kind()));
         }
-        self.meter.on_flushed();
+        self.clock.target.on_flushed();
         Poll::Ready(Ok(()))
     }
 
