@@ -2,39 +2,34 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-
-use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize, Serializer};
+use std::str::FromStr;
 
 use crate::config::admin_listener::{LISTEN, unix_path};
 use crate::config::table::ConfigTableReader;
+use tunnel_proto::serde_as_text;
 
 /// The address of a listener that may be a port or a Unix socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
     /// An address with a port.
     Port(SocketAddr),
     /// A Unix socket.
+    #[display("unix:{}", _0.display())]
     Unix(PathBuf),
 }
 
-impl<'de> Deserialize<'de> for ListenAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let expected = |_| D::Error::custom("expected ip:port, for example 127.0.0.1:8000, or unix:/path");
-        unix_path(&text)
-            .map_or_else(|| text.parse().map(Self::Port).map_err(expected), |path| Ok(Self::Unix(path)))
+impl FromStr for ListenAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let port = text.parse().map(Self::Port);
+        port.ok()
+            .or_else(|| unix_path(text).map(Self::Unix))
+            .ok_or("expected ip:port, for example 127.0.0.1:8000, or unix:/path")
     }
 }
 
-impl Serialize for ListenAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Port(at) => at.serialize(serializer),
-            Self::Unix(path) => serializer.collect_str(&format_args!("unix:{}", path.display())),
-        }
-    }
-}
+serde_as_text!(ListenAddress);
 
 /// Records an error if a listener's table is present without an address.
 pub(crate) fn require(table: &ConfigTableReader<'_>) {

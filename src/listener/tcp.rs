@@ -3,15 +3,14 @@
 
 pub mod range;
 
-use std::fmt;
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
-use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tracing::warn;
 
@@ -29,6 +28,7 @@ use tunnel_net::proxy_protocol;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::names::{NameError, NodeName, Target};
+use tunnel_proto::serde_as_text;
 
 /// `[server.tcp."[::]:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
@@ -67,7 +67,8 @@ pub struct TcpListenerConfig {
 }
 
 /// A target at a node, written as `node1/127.0.0.1:6443`, or as `127.0.0.1:6443` without a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+#[display("{}{target}", node.as_ref().map(|node| format!("{node}/")).unwrap_or_default())]
 pub struct TcpTarget {
     /// The node that dials; `None` means the node that has been connected for longest.
     pub node: Option<NodeName>,
@@ -123,8 +124,8 @@ fn listener(
     });
     if let Some(TcpListenerConfig { ports, key, to, access, .. }) = &listener {
         let reached = match ports.count() {
-            1 => to.to_string(),
-            count => format!("{to} (other ports of this range: {})", count - 1),
+            1 => to.described(),
+            count => format!("{} (other ports of this range: {})", to.described(), count - 1),
         };
         access.warn_if_open(key.clone(), ports.first(), AUTH_METHODS, &reached, &mut table.report());
     }
@@ -155,37 +156,28 @@ fn ports(name: &str, earlier: &[TcpListenerConfig]) -> Result<ListenPortRange, S
 /// Maximum number of ports in `[server.tcp]`. Each has two open files and a task.
 const MAX_PORTS: usize = 1000;
 
-impl<'de> Deserialize<'de> for TcpTarget {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let (node, target) =
-            text.split_once('/').map_or((None, text.as_str()), |(node, target)| (Some(node), target));
+impl FromStr for TcpTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (node, target) = text.split_once('/').map_or((None, text), |(node, target)| (Some(node), target));
         let node = node.map(str::parse).transpose();
+        let node = node.map_err(|error: NameError| format!("{error}; a node is optional"))?;
         let target = target.parse().map_err(|error: NameError| {
-            D::Error::custom(format_args!(
-                "{error}; put the node before the target, as in node1/127.0.0.1:22"
-            ))
+            format!("{error}; put the node before the target, as in node1/127.0.0.1:22")
         });
-        let node =
-            node.map_err(|error: NameError| D::Error::custom(format_args!("{error}; a node is optional")));
-        Ok(Self { node: node?, target: target? })
+        Ok(Self { node, target: target? })
     }
 }
 
-impl Serialize for TcpTarget {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match &self.node {
-            Some(node) => serializer.collect_str(&format_args!("{node}/{}", self.target)),
-            None => self.target.serialize(serializer),
-        }
-    }
-}
+serde_as_text!(TcpTarget);
 
-impl fmt::Display for TcpTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl TcpTarget {
+    /// Returns it as a sentence names it.
+    fn described(&self) -> String {
         match &self.node {
-            Some(node) => write!(f, "{} at node {node}", self.target),
-            None => write!(f, "{} at the node that has been connected for longest", self.target),
+            Some(node) => format!("{} at node {node}", self.target),
+            None => format!("{} at the node that has been connected for longest", self.target),
         }
     }
 }
