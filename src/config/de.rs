@@ -162,25 +162,11 @@ impl<'r, 't> Value<'r, 't> {
         })
     }
 
-    /// Reads a table in a list into a struct, and notes keys that are not its fields.
-    fn read_table<'de, V: Visitor<'de>>(
-        &self,
-        table: &'r DeTable<'t>,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, FieldError> {
-        for name in table.keys().filter(|name| !fields.contains(&name.get_ref().as_ref())) {
-            let unknown = (name.span().start, suggestion(name.get_ref(), fields.iter().copied()));
-            let key = format!("{}.{}", self.key, value::excerpt(name.get_ref()));
-            self.pass.nested.borrow_mut().insert(key, unknown);
+    fn table(&self) -> Result<&'r DeTable<'t>, FieldError> {
+        match self.value {
+            DeValue::Table(table) => Ok(table),
+            _ => Err(FieldError::custom("expected table: { … }")),
         }
-        let present = fields.iter().filter_map(|field| {
-            let (name, value) = table.get_key_value(*field)?;
-            let place = name.span().start;
-            let key = format!("{}.{field}", self.key);
-            Some((*field, Value { value: value.get_ref(), place, key, pass: self.pass }))
-        });
-        visitor.visit_map(PresentFields::new(present))
     }
 }
 
@@ -249,17 +235,24 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, FieldError> {
-        match self.value {
-            DeValue::Table(table) => self.read_table(table, fields, visitor),
-            _ => Err(FieldError::custom("expected table: { … }")),
+        // A table in a list. Keys that are not fields of its struct are noted.
+        let table = self.table()?;
+        for name in table.keys().filter(|name| !fields.contains(&name.get_ref().as_ref())) {
+            let unknown = (name.span().start, suggestion(name.get_ref(), fields.iter().copied()));
+            let key = format!("{}.{}", self.key, value::excerpt(name.get_ref()));
+            self.pass.nested.borrow_mut().insert(key, unknown);
         }
+        let present = fields.iter().filter_map(|field| {
+            let (name, value) = table.get_key_value(*field)?;
+            let place = name.span().start;
+            let key = format!("{}.{field}", self.key);
+            Some((*field, Value { value: value.get_ref(), place, key, pass: self.pass }))
+        });
+        visitor.visit_map(PresentFields::new(present))
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
-        let DeValue::Table(table) = self.value else {
-            return Err(FieldError::custom("expected table: { … }"));
-        };
-        let entries = table.iter().map(|(name, value)| {
+        let entries = self.table()?.iter().map(|(name, value)| {
             let key = format!("{}.\"{}\"", self.key, value::excerpt(name.get_ref()));
             let entry = Value { value: value.get_ref(), place: name.span().start, key, pass: self.pass };
             (name.get_ref().as_ref(), entry)
