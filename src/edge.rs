@@ -5,7 +5,6 @@ pub(crate) mod edge_files;
 pub mod http_proxy;
 
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

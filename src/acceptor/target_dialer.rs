@@ -1,6 +1,5 @@
 //! From a target to a connection: resolves once, checks each address, and dials exactly the checked addresses.
 
-use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! `tunnel approve`: approves or denies certificate requests of the tunnel's servers and edges.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Shuts a server down without aborting sessions that can resume elsewhere.
 
-use std::future::Future;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;

@@ -1,6 +1,5 @@
 //! Graceful shutdown: takes no new work, lets running tasks finish until a deadline, then aborts them.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,6 +1,5 @@
 //! Runs hyper's tasks of a link.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
