@@ -118,10 +118,7 @@ pub(crate) fn shell_word(text: &str) -> String {
 #[derive(Debug, Parser)]
 #[command(version, long_version = VERSION.as_str(), subcommand_required = true, arg_required_else_help = true)]
 #[command(help_template = HELP.as_str())]
-#[command(after_help = format!("{}\n\n{}", examples([
-    "tunnel demo --check      # try it on this machine",
-    "tunnel help connect      # describe a command",
-]), exit_code::help()))]
+#[command(after_help = format!("{}\n\n{}", examples("tunnel"), exit_code::help()))]
 pub struct Args {
     /// The command.
     #[command(subcommand)]
@@ -135,30 +132,18 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a server, which edges and clients connect to, until a signal.
-    #[command(after_help = examples([
-        "tunnel server                        # with /etc/tunnel/server.toml",
-        "tunnel server -c server.toml -v 2    # log at level debug",
-    ]))]
+    #[command(after_help = examples("tunnel server"))]
     Server(DaemonArgs),
     /// Run the edge of a node, until a signal.
-    #[command(after_help = examples([
-        "tunnel edge                          # with /etc/tunnel/edge.toml",
-        "tunnel edge -c edge.toml --log-format json",
-    ]))]
+    #[command(after_help = examples("tunnel edge"))]
     Edge(DaemonArgs),
     /// Check a config file, or print the values in effect.
-    #[command(subcommand, after_help = examples([
-        "tunnel config check /etc/tunnel/server.toml",
-        "tunnel config show /etc/tunnel/server.toml",
-    ]))]
+    #[command(subcommand, after_help = examples("tunnel config"))]
     Config(ConfigCommand),
     #[cfg(all(feature = "server", feature = "edge"))]
     /// Run two servers and an edge on loopback. A download over a user's link survives two killed servers and a cut
     /// line. Then it prints commands to try, until Ctrl-C.
-    #[command(after_help = examples([
-        "tunnel demo                      # about 20 s, then commands to try",
-        "tunnel demo --check --listeners all    # one request to each listener, with times",
-    ]))]
+    #[command(after_help = examples("tunnel demo"))]
     Demo {
         /// Make one request through the tunnel in each way, print the results, and exit.
         #[arg(long)]
@@ -170,157 +155,100 @@ pub enum Command {
     },
     #[cfg(feature = "server")]
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
-    #[command(after_help = examples([
-        "tunnel init --name tunnel.example.org    # nodes join by invitation",
-        "tunnel init files --name 192.0.2.7 --node node1 --egress-client system:kube-apiserver",
-    ]))]
+    #[command(after_help = examples("tunnel init"))]
     Init(init::InitArgs),
     /// Check everything a server, an edge or a user's program on this machine needs, from its config to its links.
     ///
     /// Prints what was found, what was expected, and a hint for each check. Exits with 1 if a check failed.
-    #[command(after_help = examples([
-        "sudo tunnel doctor edge --target 127.0.0.1:22    # also dial this target",
-        "tunnel doctor client --target node1:22    # on a user's machine: may she reach this target?",
-    ]))]
+    #[command(after_help = examples("tunnel doctor"))]
     Doctor(DoctorArgs),
     /// Invite a machine to join the cloud as a node or a user's device, once and within a time limit, or make a join
     /// key for several nodes.
     ///
     /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
-    #[command(after_help = examples([
-        "tunnel invite --user alice --nodes 'edge-*' --ports 22    # and let her reach these nodes",
-        "tunnel invite --nodes 'shop-*' --uses 500 --expires 30d    # a join key, for many machines",
-    ]))]
+    #[command(after_help = examples("tunnel invite"))]
     Invite(InviteArgs),
     /// Make this machine a node of the cloud that invited it, or a device of a user.
-    #[command(after_help = examples([
-        "sudo tunnel join tunnel.example.org:9000 --invitation -    # pasted, then Ctrl-D",
-        "tunnel join --user tunnel.example.org:9000 --invitation - --device laptop",
-    ]))]
+    #[command(after_help = examples("tunnel join"))]
     Join(JoinArgs),
     /// Let a user reach nodes until some time, at once and at all servers.
     ///
     /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`. An admin grants only
     /// what a rule of the server's config gives her.
-    #[command(after_help = examples([
-        "sudo tunnel grant alice --nodes 'shop-*' --ports 22 --for 8h",
-        "sudo tunnel grant alice --nodes node1 --for ever    # all ports",
-    ]))]
+    #[command(after_help = examples("tunnel grant"))]
     Grant(GrantArgs),
     /// List the grants of users, or revoke some.
     ///
     /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
-    #[command(after_help = examples([
-        "sudo tunnel grants -o json",
-        "sudo tunnel grants revoke --user alice",
-    ]))]
+    #[command(after_help = examples("tunnel grants"))]
     Grants(GrantsArgs),
     /// List the nodes and users that have joined or are invited, or revoke one.
     ///
     /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
-    #[command(after_help = examples([
-        "sudo tunnel invitations list",
-        "sudo tunnel invitations revoke node7",
-    ]))]
+    #[command(after_help = examples("tunnel invitations"))]
     Invitations(InvitationsArgs),
     #[cfg(feature = "server")]
     /// Issue certificates by the CA that `tunnel init` has made, or renew them.
-    #[command(subcommand, after_help = examples([
-        "tunnel cert renew --dir tunnel-files",
-        "tunnel cert issue server --name tunnel2.example.org",
-    ]))]
+    #[command(subcommand, after_help = examples("tunnel cert"))]
     Cert(cert::CertCommand),
     #[cfg(feature = "server")]
     /// List the nodes of a server's token file, or change a node's token without cutting its sessions.
-    #[command(subcommand, after_help = examples([
-        "tunnel token list",
-        "tunnel token rotate node7 --out node7.token",
-    ]))]
+    #[command(subcommand, after_help = examples("tunnel token"))]
     Token(token::TokenCommand),
     #[cfg(feature = "server")]
     /// Approve or deny certificate requests of servers and edges in a Kubernetes cluster, until a signal.
     ///
     /// Other requests are not touched.
-    #[command(after_help = examples([
-        "tunnel approve --service tunnel-cloud    # in a pod of the cluster",
-        "tunnel approve --probe ready             # query the approver on this machine",
-    ]))]
+    #[command(after_help = examples("tunnel approve"))]
     Approve(approve::ApproveArgs),
     /// Connect stdin and stdout, or a local port, to a port of a node through a server.
     ///
     /// Values without a flag are those of TUNNEL_SERVER, TUNNEL_USER, TUNNEL_PASSWORD_FILE, TUNNEL_CA, TUNNEL_CERT and
     /// TUNNEL_KEY, otherwise of ~/.config/tunnel/client.toml.
-    #[command(after_help = examples([
-        "tunnel connect node1:22 --server https://tunnel.example.org:8443",
-        "tunnel connect node1:80 --listen 8080    # http://127.0.0.1:8080 is node1's port 80",
-    ]))]
+    #[command(after_help = examples("tunnel connect"))]
     Connect(ConnectArgs),
     /// Log in to a node with ssh through a server.
     ///
     /// The server and the login there are found as by `tunnel connect`, which ssh runs as its ProxyCommand. The flags
     /// below come first; everything after them is for ssh.
-    #[command(after_help = examples([
-        "tunnel ssh root@node1",
-        "tunnel ssh --server https://tunnel.example.org:8443 -p 2200 root@node1 uptime",
-    ]))]
+    #[command(after_help = examples("tunnel ssh"))]
     Ssh(SshArgs),
     /// Print a block for ssh's config, or write it, so that ssh, scp, rsync, git, Ansible and editors reach nodes by name.
-    #[command(after_help = examples([
-        "tunnel ssh-config --write 'edge-*'    # --remove undoes it",
-        "tunnel ssh-config --server https://tunnel.example.org:8443 node1 node2",
-    ]))]
+    #[command(after_help = examples("tunnel ssh-config"))]
     SshConfig(SshConfigArgs),
     /// Keep the links of a user, and give them to programs on this machine as an HTTP proxy and SOCKS5, until a signal.
     ///
     /// Only nodes are reached through it. It uses ~/.config/tunnel/client.toml, which `tunnel join --user` writes.
-    #[command(after_help = examples([
-        "tunnel proxy    # then, for example: curl -x 127.0.0.1:3128 http://node1:9100/metrics",
-        "tunnel proxy --http 8080 --socks5 8081",
-    ]))]
+    #[command(after_help = examples("tunnel proxy"))]
     Proxy(ProxyArgs),
     /// Print the user and device of this machine, its servers, and the nodes and ports that she may reach until when.
     ///
     /// Queries the server of a link of ~/.config/tunnel/client.toml.
-    #[command(after_help = examples([
-        "tunnel whoami",
-        "tunnel whoami -o json",
-    ]))]
+    #[command(after_help = examples("tunnel whoami"))]
     Whoami(WhoamiArgs),
     /// Undo `tunnel join --user`: end this device at the servers, and remove client.toml with its token and its CA.
     ///
     /// Without a server it removes the files, and fails: an operator must end the device.
-    #[command(after_help = examples([
-        "tunnel leave --yes",
-        "tunnel leave --yes    # before it: tunnel ssh-config --remove, if you used --write",
-    ]))]
+    #[command(after_help = examples("tunnel leave"))]
     Leave(LeaveArgs),
     /// List the nodes of all servers of the cloud.
     ///
     /// Queries the server on this machine if this user may open its admin socket. Otherwise it uses a link of
     /// ~/.config/tunnel/client.toml. Over a link, users that are not admins see the nodes that their rules permit.
-    #[command(after_help = examples([
-        "sudo tunnel nodes -o wide",
-        "tunnel nodes --down -o name    # nodes that have lost their links",
-    ]))]
+    #[command(after_help = examples("tunnel nodes"))]
     Nodes(NodesArgs),
     /// List the sessions of the server or edge on this machine, otherwise those of the server of an admin's link; or
     /// end some.
     ///
     /// At most 1000 sessions are listed. Each server has the sessions of its own clients.
-    #[command(after_help = examples([
-        "sudo tunnel sessions",
-        "sudo tunnel sessions end --user alice",
-    ]))]
+    #[command(after_help = examples("tunnel sessions"))]
     Sessions(SessionsArgs),
     /// Print the status of a server or edge on this machine, otherwise of the server of an admin's link: its links, and
     /// why it has none.
     ///
     /// The admin socket of a server is used if this user may open it, then that of an edge, then a link of
     /// ~/.config/tunnel/client.toml.
-    #[command(after_help = examples([
-        "sudo tunnel status",
-        "tunnel status --socket /run/tunnel/edge.sock -o json",
-    ]))]
+    #[command(after_help = examples("tunnel status"))]
     Status {
         /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user,
         /// otherwise of an edge, otherwise a link of client.toml; the log contains the path]
@@ -334,25 +262,16 @@ pub enum Command {
         watch: bool,
     },
     /// Print a config that replaces another tunnel's, with a remark on each setting that has another effect.
-    #[command(subcommand, after_help = examples([
-        "tunnel migrate superedge tunnel_cloud.toml > server.toml",
-        "tunnel migrate superedge tunnel_edge.toml > edge.toml",
-    ]))]
+    #[command(subcommand, after_help = examples("tunnel migrate"))]
     Migrate(MigrateCommand),
     /// Print shell completions.
-    #[command(after_help = examples([
-        "tunnel completions bash > /etc/bash_completion.d/tunnel",
-        "tunnel completions fish > ~/.config/fish/completions/tunnel.fish",
-    ]))]
+    #[command(after_help = examples("tunnel completions"))]
     Completions {
         /// Shell.
         shell: Shell,
     },
     /// Write man pages of this program and of each of its commands.
-    #[command(after_help = examples([
-        "tunnel man man1",
-        "tunnel man /usr/local/share/man/man1",
-    ]))]
+    #[command(after_help = examples("tunnel man"))]
     Man {
         /// Output directory; created if it is missing.
         #[arg(value_name = "DIR")]
@@ -496,8 +415,10 @@ fn superedge_role(value: Option<OsString>) -> Result<Role, clap::Error> {
 pub(crate) const CONFIG_DIR: &str = "/etc/tunnel";
 
 /// Returns the end of a command's help: two examples, each with a comment.
-fn examples(lines: [&str; 2]) -> String {
-    format!("Examples:\n  {}\n  {}", lines[0], lines[1])
+fn examples(command: &str) -> String {
+    let mut all = include_str!("command/examples.txt").trim_end().split("\n\n");
+    let own = all.find_map(|block| block.strip_prefix(command)?.strip_prefix('\n'));
+    format!("Examples:\n{}", own.unwrap_or_default())
 }
 
 /// The version, with the optional parts that are compiled in.

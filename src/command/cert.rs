@@ -20,16 +20,10 @@ use tunnel_proto::names::Host;
 #[derive(Debug, Clone, Subcommand)]
 pub enum CertCommand {
     /// Issue a certificate and its key into a new folder.
-    #[command(after_help = examples([
-        "tunnel cert issue server --name tunnel.example.org --name 192.0.2.7",
-        "tunnel cert issue egress-client monitoring",
-    ]))]
+    #[command(after_help = examples("tunnel cert issue"))]
     Issue(IssueArgs),
     /// Renew certificates and keys of a folder that `tunnel init` has made. Names and CA stay; no other file changes.
-    #[command(after_help = examples([
-        "tunnel cert renew",
-        "tunnel cert renew --dir tunnel-files --days 90",
-    ]))]
+    #[command(after_help = examples("tunnel cert renew"))]
     Renew(SigningCaArgs),
 }
 
@@ -51,30 +45,21 @@ pub struct IssueArgs {
 #[derive(Debug, Clone, Subcommand)]
 pub enum CertificateKind {
     /// A server's certificate, for edges, peers and clients.
-    #[command(after_help = examples([
-        "tunnel cert issue server --name tunnel.example.org",
-        "tunnel cert issue server --name 192.0.2.7 --name tunnel-cloud --out-dir server2",
-    ]))]
+    #[command(after_help = examples("tunnel cert issue server"))]
     Server {
         /// Name or address at which edges reach the server; may be repeated.
         #[arg(long = "name", value_name = "HOST", required = true, value_parser = host_of_server)]
         names: Vec<Host>,
     },
     /// A client's certificate.
-    #[command(after_help = examples([
-        "tunnel cert issue client kube-apiserver-kubelet-client",
-        "tunnel cert issue client prometheus --out-dir prometheus-cert",
-    ]))]
+    #[command(after_help = examples("tunnel cert issue client"))]
     Client {
         /// Name in the certificate, which `names` of the listener's table contains.
         #[arg(value_name = "NAME")]
         name: String,
     },
     /// The certificate of a client of the egress port, for kube-apiserver with its selector's file.
-    #[command(after_help = examples([
-        "tunnel cert issue egress-client system:kube-apiserver --server tunnel.example.org",
-        "tunnel cert issue egress-client monitoring",
-    ]))]
+    #[command(after_help = examples("tunnel cert issue egress-client"))]
     EgressClient {
         /// Name in the certificate, which `names` of [server.egress] contains.
         #[arg(value_name = "NAME")]

@@ -21,10 +21,7 @@ use tunnel_base::files;
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum ConfigCommand {
     /// Check a config and the files that it names, and report all errors. Opens no port.
-    #[command(after_help = examples([
-        "tunnel config check                  # the file in /etc/tunnel",
-        "tunnel config check new.toml --diff  # and what it changes in the running program",
-    ]))]
+    #[command(after_help = examples("tunnel config check"))]
     Check {
         /// The file.
         #[command(flatten)]
@@ -38,10 +35,7 @@ pub enum ConfigCommand {
         diff: Option<Option<PathBuf>>,
     },
     /// Print the values in effect, including defaults. Secrets are masked.
-    #[command(after_help = examples([
-        "tunnel config show                   # the file in /etc/tunnel",
-        "tunnel config show edge.toml -o json",
-    ]))]
+    #[command(after_help = examples("tunnel config show"))]
     Show {
         /// The file.
         #[command(flatten)]

@@ -76,10 +76,7 @@ pub struct GrantsArgs {
 #[derive(Debug, Clone, Subcommand)]
 pub enum GrantsCommand {
     /// Revoke grants. The sessions that need them end within 2 s, at all servers.
-    #[command(after_help = examples([
-        "tunnel grants revoke 4f3c0a91d2",
-        "tunnel grants revoke --by alice    # all that alice has given over her links",
-    ]))]
+    #[command(after_help = examples("tunnel grants revoke"))]
     Revoke(GrantSelection),
 }
 

@@ -77,10 +77,7 @@ pub struct InvitationsArgs {
 #[derive(Debug, Clone, Subcommand)]
 pub enum InvitationsCommand {
     /// List the nodes and users' devices that have joined, who has an open invitation, and the join keys.
-    #[command(after_help = examples([
-        "tunnel invitations list",
-        "tunnel invitations list -o json",
-    ]))]
+    #[command(after_help = examples("tunnel invitations list"))]
     List {
         /// Output format.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
@@ -88,10 +85,7 @@ pub enum InvitationsCommand {
     },
     /// Revoke the token and the open invitation of a node, those of a user, or a join key. The links close within 2 s,
     /// at all servers.
-    #[command(after_help = examples([
-        "tunnel invitations revoke node7",
-        "tunnel invitations revoke --key 4f3c0a91d2 --with-nodes",
-    ]))]
+    #[command(after_help = examples("tunnel invitations revoke"))]
     Revoke {
         /// Node that has joined, or was invited.
         #[arg(value_name = "NODE", required_unless_present_any = ["user", "key"], conflicts_with_all = ["user", "key"])]

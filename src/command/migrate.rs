@@ -14,10 +14,7 @@ use crate::command::{CommandResult, examples};
 #[derive(Debug, Clone, Subcommand)]
 pub enum MigrateCommand {
     /// Print the config that replaces one of SuperEdge's tunnel, of a server or an edge.
-    #[command(after_help = examples([
-        "tunnel migrate superedge tunnel_cloud.toml > server.toml",
-        "tunnel migrate superedge - < tunnel_edge.toml > edge.toml",
-    ]))]
+    #[command(after_help = examples("tunnel migrate superedge"))]
     Superedge {
         /// The config file; `-` is stdin.
         #[arg(value_name = "FILE")]

@@ -37,10 +37,7 @@ pub enum SessionsCommand {
     ///
     /// The user may open new sessions: to prevent that, change rules, users or certificates, which ends sessions as
     /// well.
-    #[command(after_help = examples([
-        "sudo tunnel sessions end 1f0c9a2e",
-        "sudo tunnel sessions end --user alice",
-    ]))]
+    #[command(after_help = examples("tunnel sessions end"))]
     End(EndSessionsArgs),
 }
 

@@ -22,7 +22,7 @@ use tunnel_proto::names::NodeName;
 #[derive(Debug, Clone, Subcommand)]
 pub enum TokenCommand {
     /// List the nodes of a token file. No token is printed.
-    #[command(after_help = examples(["tunnel token list", "tunnel token list /etc/tunnel/token/token -o json"]))]
+    #[command(after_help = examples("tunnel token list"))]
     List {
         /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
         #[arg(value_name = "FILE")]
@@ -32,10 +32,7 @@ pub enum TokenCommand {
         output: Format,
     },
     /// Give a node a new token. The previous one remains valid until `--finish`, so that no session is cut.
-    #[command(after_help = examples([
-        "tunnel token rotate node7 --out node7.token",
-        "tunnel token rotate node7 --finish    # once the edge has the new token",
-    ]))]
+    #[command(after_help = examples("tunnel token rotate"))]
     Rotate(RotateTokenArgs),
 }
 
