@@ -20,47 +20,13 @@ pub fn completions(shell: Shell) -> String {
 }
 
 /// Added to the script. `$2` is the word to complete, after an `@` if there is one, and `$3` the word before it.
-const BASH: &str = r#"
-_tunnel_with_nodes() {
-    _tunnel "$@"
-    local end=
-    case "${COMP_WORDS[1]} $3 $2" in
-        connect\ connect\ *) end=: ;;
-        *\ -*) [[ ${COMP_WORDS[1]} == sessions && $3 == --node && $2 != -* ]] || return 0 ;;
-        ssh\ * | ssh-config\ * | invitations\ revoke\ *) ;;
-        *) return 0 ;;
-    esac
-    local names
-    names=$(compgen -S "$end" -W "$(timeout 3 "$1" nodes -o name 2>/dev/null)" -- "$2") || return 0
-    [[ -z $end ]] || compopt -o nospace
-    COMPREPLY=($names)
-}
-"#;
+const BASH: &str = concat!("\n", include_str!("completions/nodes.bash"));
 
 /// Follows the first line of the script.
-const ZSH: &str = r#"
-
-_tunnel_node_names() {
-    local -a names
-    names=(${(f)"$(timeout 3 tunnel nodes -o name 2>/dev/null)"})
-    compset -P '*@'
-    compadd -a names
-}
-"#;
+const ZSH: &str = concat!("\n\n", include_str!("completions/nodes.zsh"));
 
 /// Added to the script.
-const FISH: &str = r#"
-function __tunnel_node_names
-    set -l user (string match -r '^.*@' -- (commandline -ct))
-    for name in (timeout 3 tunnel nodes -o name 2>/dev/null)
-        echo "$user$name"
-    end
-end
-complete -c tunnel -n "__fish_tunnel_using_subcommand connect" -f -a "(__tunnel_node_names)"
-complete -c tunnel -n "__fish_tunnel_using_subcommand ssh" -f -a "(__tunnel_node_names)"
-complete -c tunnel -n "__fish_tunnel_using_subcommand ssh-config" -f -a "(__tunnel_node_names)"
-complete -c tunnel -n "__fish_tunnel_using_subcommand invitations; and __fish_seen_subcommand_from revoke" -f -a "(__tunnel_node_names)"
-"#;
+const FISH: &str = concat!("\n", include_str!("completions/nodes.fish"));
 
 #[cfg(test)]
 mod tests {
