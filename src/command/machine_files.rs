@@ -68,31 +68,14 @@ pub(crate) fn edge_config(
 ) -> String {
     let dns = dns.map_or_else(String::new, |dns| format!("tls_server_name = \"{dns}\"\n"));
     let mut text = format!(
-        r#"# Config of the edge of {node}: tunnel edge -c {dir}/edge.toml
-# Written for this node only; docs/reference/edge.toml describes every key.
-
-[edge.uplink]
-node = "{node}"
-token_file = "{dir}/token/token"
-ca = "{dir}/certs/ca.crt"
-servers = [{}]
-{dns}
-# Clients can reach services of this machine only.
-[edge.allow]
-targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
-"#,
-        quoted_list(servers)
+        include_str!("machine_files/edge.toml"),
+        dir = dir,
+        dns = dns,
+        node = node,
+        servers = quoted_list(servers)
     );
     if has_kubelet {
-        let _ = write!(
-            text,
-            r#"
-# The client certificate for this node's kubelet.
-[edge.target_tls]
-cert = "{dir}/certs/apiserver-kubelet-client.crt"
-key = "{dir}/certs/apiserver-kubelet-client.key"
-"#
-        );
+        let _ = write!(text, concat!("\n", include_str!("machine_files/kubelet.toml")), dir = dir);
     }
     text
 }

@@ -12,45 +12,17 @@ use tunnel_proto::names::{Host, NodeName, Target};
 pub(crate) fn server_config(clients: &[String], dir: &str) -> String {
     // A service may not write below /etc.
     let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
-    let mut text = format!(
-        r#"# Config of a server: tunnel server -c {dir}/server.toml
-# Written by `tunnel init`; docs/reference/server.toml describes every key.
-
-[server.links]
-listen = "[::]:{GRPC_PORT}"
-cert = "{dir}/certs/server.crt"
-key = "{dir}/certs/server.key"
-peer_ca = "{dir}/certs/ca.crt"
-token_file = "{dir}/token/token"
-
-# HTTP CONNECT, for this machine only. For other machines, set another address, cert and key, and allow_from or auth.
-[server.connect]
-listen = "127.0.0.1:2222"
-
-# Nodes that join with `tunnel invite` and `tunnel join`. Without an open invitation no machine can join.
-[server.invitations]
-store = "file"
-file = "{enrolled}/enrolled"
-
-# Users join with `tunnel invite --user`, and reach what `tunnel grant` lets them. Admins may do both over their links.
-[server.clients]
-admins = []
-"#
-    );
+    let mut text =
+        format!(include_str!("server.toml"), dir = dir, enrolled = enrolled, GRPC_PORT = GRPC_PORT);
     if !clients.is_empty() {
         let names = quoted_list(clients);
         // Writing to a String cannot fail.
         let _ = write!(
             text,
-            r#"
-# HTTP CONNECT over TLS, for these certificates only.
-[server.egress]
-listen = "[::]:{EGRESS_PORT}"
-cert = "{dir}/certs/server.crt"
-key = "{dir}/certs/server.key"
-client_ca = "{dir}/certs/ca.crt"
-names = [{names}]
-"#
+            concat!("\n", include_str!("egress.toml")),
+            dir = dir,
+            names = names,
+            EGRESS_PORT = EGRESS_PORT
         );
     }
     text
@@ -62,23 +34,7 @@ const STATE_DIR: &str = "/var/lib/tunnel";
 /// Returns the file for kube-apiserver's --egress-selector-config-file.
 pub(crate) fn egress_selector(server: &Host) -> String {
     let server = Target { host: server.clone(), port: EGRESS_PORT };
-    format!(
-        r"# For kube-apiserver's --egress-selector-config-file. Paths are those in kube-apiserver's file system.
-apiVersion: apiserver.k8s.io/v1beta1
-kind: EgressSelectorConfiguration
-egressSelections:
-- name: cluster
-  connection:
-    proxyProtocol: HTTPConnect
-    transport:
-      tcp:
-        url: https://{server}
-        tlsConfig:
-          caBundle: /etc/kubernetes/tunnel/ca.crt
-          clientCert: /etc/kubernetes/tunnel/client.crt
-          clientKey: /etc/kubernetes/tunnel/client.key
-"
-    )
+    format!(include_str!("egress-selector.yaml"), server = server)
 }
 
 /// Returns what was made, where it belongs, and what to do next.
