@@ -574,7 +574,13 @@ impl SessionState {
             return DROPPED;
         }
         match self.phase {
-            Phase::Closing => self.continue_on(from, epoch, received, limit, None),
+            Phase::Closing => {
+                // Refused answers only an Open: the opener that has cancelled it would wait for another answer.
+                if let Some(PendingFrame::Refused(why)) = &self.answer {
+                    self.answer = Some(PendingFrame::Reset(why.clone()));
+                }
+                self.continue_on(from, epoch, received, limit, None)
+            }
             // A session that was not open yet is resumed only to cancel it.
             Phase::Accepting => {
                 (self.epoch, self.path) = (epoch, Some(from));

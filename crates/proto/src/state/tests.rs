@@ -735,6 +735,27 @@ fn cancelled_open() -> SessionState {
 }
 
 #[tokio::test]
+async fn a_resume_of_a_cancelled_open_finds_an_unsent_refusal_and_is_answered_by_its_reason() {
+    let mut refusing = acceptor(Phase::Accepting);
+    let _ = refusing.abandon(refusal(ErrorCode::TargetRefused), now());
+    let resume = SessionFrame::Resume {
+        received: 0,
+        limit: 500,
+        epoch: 2,
+        instance: None,
+        opener: None,
+        target: "node1:22".parse().unwrap(),
+        place: None,
+    };
+    let _ = refusing.handle_frame(B, resume, now());
+    let frames = sent_frames(&mut refusing, B);
+    assert_eq!(frames, [reset(2, ErrorCode::TargetRefused)]);
+    for frame in frames {
+        assert!(cancelled_open().handle_frame(B, frame, now()).forget);
+    }
+}
+
+#[tokio::test]
 async fn a_cancelled_open_that_reached_no_acceptor_is_forgotten_at_once() {
     let mut unsent = opener(Phase::Opening);
     let _ = unsent.handle_frame(
