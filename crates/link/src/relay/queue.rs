@@ -223,11 +223,16 @@ impl RelayQueueState {
         self.give_back(usize::MAX);
     }
 
-    /// Adds the last frame. An Open that was not sent is dropped; the last frame, too, if the remote knows nothing of that
-    /// session.
+    /// Adds the last frame. An Open that was not sent is dropped, and so is a Resume of which only the path is lost; the
+    /// last frame, too, if the remote knows nothing of that attempt.
     fn end(&mut self, last: SessionFrame) {
         self.sealed = true;
-        let is_unsent = self.answer.take_if(|answer| matches!(answer, SessionFrame::Open { .. })).is_some();
+        let is_needless = |answer: &mut SessionFrame| match answer {
+            SessionFrame::Open { .. } => true,
+            SessionFrame::Resume { .. } => matches!(last, SessionFrame::PathLost { .. }),
+            _ => false,
+        };
+        let is_unsent = self.answer.take_if(is_needless).is_some();
         if !is_unsent || self.follows {
             self.ordered.push_back(last);
         }

@@ -653,15 +653,31 @@ async fn replies_that_a_remote_does_not_read_are_bounded() {
     }
 }
 
-/// Else a client that opens sessions and leaves would keep a slow line busy with them.
+/// Else a client that opens or resumes sessions and leaves would keep a slow line busy with them.
 #[tokio::test]
-async fn an_open_that_was_not_sent_ends_without_a_frame() {
+async fn a_request_that_was_not_sent_ends_without_a_frame() {
+    for request in [open(1), resume(1)] {
+        let relay = Relay::new();
+        let requester = link(5, Remote::Edge("asker".parse().unwrap()));
+        relay.ask(&requester, request).unwrap().pass(&relay.edge);
+        relay.end(&requester);
+        assert_eq!((frames(&relay.edge), relay.edge.sessions()), (vec![], 0));
+        assert!(relay.is_empty());
+    }
+}
+
+/// Else an acceptor whose opener has given up would wait until its resume timeout.
+#[tokio::test]
+async fn a_resume_that_was_not_sent_is_still_sent_with_a_reset() {
     let relay = Relay::new();
     let requester = link(5, Remote::Edge("asker".parse().unwrap()));
-    relay.ask(&requester, open(1)).unwrap().pass(&relay.edge);
-    relay.end(&requester);
-    assert_eq!((frames(&relay.edge), relay.edge.sessions()), (vec![], 0));
-    assert!(relay.is_empty());
+    relay.ask(&requester, resume(2)).unwrap().pass(&relay.edge);
+    relay.on_frame(&requester, reset(2));
+    let sent = frames(&relay.edge);
+    assert!(
+        matches!(&sent[..], [SessionFrame::Resume { epoch: 2, .. }, last] if *last == reset(2)),
+        "{sent:?}"
+    );
 }
 
 /// The remote must learn that the session has left, as the end of the earlier attempt was not sent.
