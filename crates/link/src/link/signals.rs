@@ -52,7 +52,7 @@ impl Link {
     /// Replies to a client's frame about a session without an end here, at the client's cost. Excess replies are dropped: of
     /// a client that does not read them, and of a peer that names too many clients.
     pub(crate) fn reply_to(&self, client: &Arc<str>, session: &SessionKey, frame: SessionFrame) {
-        if self.is_answer_queue_full(client) || self.waiting() >= MAX_WAITING {
+        if self.drops_replies(client) {
             return;
         }
         let reply =
@@ -60,6 +60,11 @@ impl Link {
         let entry = QueuedSource { source: Arc::new(reply), stay: 0 };
         let request = QueueRequest { answer: true, ..QueueRequest::default() };
         let _stale = self.with_state(|state| state.queue.handle_request(entry, &request));
+    }
+
+    /// Returns true if too much waits on the link for another reply to this client.
+    pub(crate) fn drops_replies(&self, client: &str) -> bool {
+        self.is_answer_queue_full(client) || self.waiting() >= MAX_WAITING
     }
 
     /// Sends a frame about a session without an end here. Excess ones are dropped.

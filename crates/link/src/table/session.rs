@@ -150,9 +150,9 @@ impl SharedSession {
             let actions = inner.state.handle_frame(link.id, frame, now);
             (actions, actions)
         });
-        // A remote that reads nothing must not make more and more frames wait.
-        if actions.left && link.is_answer_queue_full(&self.client) {
-            link.close();
+        // A client that reads nothing must not make more and more frames wait: a session that ends can leave no path again.
+        if actions.left && link.drops_replies(&self.client) {
+            self.reset(SessionError::new(ErrorCode::Overloaded, "no memory left, and no answers are read"));
         }
         !actions.dropped
     }

@@ -43,9 +43,12 @@ fn link(id: u64) -> Arc<Link> {
 }
 
 fn opener(table: &Arc<SessionTable>) -> Arc<SharedSession> {
-    let budget = Budget::new(1 << 20);
+    opener_with(table, 1000, &Budget::new(1 << 20))
+}
+
+fn opener_with(table: &Arc<SessionTable>, reserved: usize, budget: &Arc<Budget>) -> Arc<SharedSession> {
     let halves =
-        (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
+        (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(reserved).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
     let key = key(SessionId::random());
     let session =
@@ -225,6 +228,26 @@ async fn who_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
     assert!(session.lock().state.path().is_none());
     session.ask(&links[1], None, true);
     assert_eq!(session.lock().state.path(), Some(links[1].id));
+}
+
+/// The link carries sessions of others. The session leaves no path again, whatever its remote sends.
+#[tokio::test]
+async fn a_client_that_reads_no_answers_loses_a_session_without_memory_and_no_other_its_link() {
+    let (table, link, now) = (table(), link(1), Instant::now());
+    let session = opener_with(&table, 10, &Budget::new(10));
+    ask(&session, &link);
+    assert_eq!(frames_on(&link).len(), 1);
+    assert!(session.on_frame(&link, SessionFrame::opened(9, 1), now));
+    let refused =
+        || SessionFrame::Refused { epoch: 1, refusal: SessionError::new(ErrorCode::Overloaded, "") };
+    for n in 0..1000 {
+        link.reply_to(&"me".into(), &key(SessionId::from_bits(n)), refused());
+    }
+    assert!(session.on_frame(&link, SessionFrame::Data(vec![0; 500].into()), now));
+    assert!(!link.is_closed() && session.read(SessionState::is_orphaned));
+    let mut sent = frames_on(&link).into_iter();
+    assert_eq!(sent.next(), Some(SessionFrame::PathLost { epoch: 1 }));
+    assert!(sent.all(|frame| frame == refused()));
 }
 
 #[tokio::test]
