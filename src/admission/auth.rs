@@ -159,7 +159,7 @@ impl PasswordChecker {
 
     /// Returns an error if the password is wrong, or if this source sent too many wrong ones within a minute.
     fn judge(&self, from: Source, login: &Login, is_right: bool) -> Result<(), Denial> {
-        let judged = self.guesses.judge(from, &login.user, || if is_right { Ok(()) } else { Err(()) });
+        let judged = self.guesses.judge(from, &login.user, None, || if is_right { Ok(()) } else { Err(()) });
         judged.map_err(|error| match error {
             GuessError::Wrong(()) | GuessError::Unknown(()) => {
                 Denial::Password(login.user.chars().take(NAME_CHARS).collect())

@@ -194,22 +194,22 @@ impl EdgeAuthenticator {
     ) -> Result<(), GuessError<TokenError>> {
         let name = credentials.hello.node.as_str().to_ascii_lowercase();
         let counted = self.counted(&name);
+        let token = &credentials.hello.token;
         match self.check_node(credentials).map_err(known) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             // It counts as well, otherwise a caller with too many guesses would be told which names are blocked.
             Err(GuessError::Wrong(why)) => {
-                return self.guesses.judge(Source::of(from), &counted, || Err(why));
+                return self.guesses.judge(Source::of(from), &counted, Some(token), || Err(why));
             }
             Err(why) => return Err(why),
         }
-        let token = &credentials.hello.token;
         let pod_tokens = self.pod_tokens.as_ref().filter(|_| is_service_account_token(token));
         let Some(pod_tokens) = pod_tokens else {
-            return self.judge_token(from, &name, || self.check_token(credentials)).await;
+            return self.judge_token(from, &name, token, || self.check_token(credentials)).await;
         };
         let source = Source::of(from);
-        self.guesses.judge(source, &counted, || Ok::<_, TokenError>(()))?;
+        self.guesses.judge(source, &counted, None, || Ok::<_, TokenError>(()))?;
         let reviewed = match pod_tokens.review(token, from).await {
             Ok(proof) if proof.node != credentials.hello.node => {
                 Err(TokenError::PodToken(format!("its pod is on Node {}", proof.node)))
@@ -217,7 +217,7 @@ impl EdgeAuthenticator {
             Err(why @ TokenError::PodTokenUnchecked(_)) => return Err(GuessError::Unknown(why)),
             reviewed => reviewed,
         };
-        credentials.pod = Some(self.guesses.judge(source, &counted, || reviewed)?);
+        credentials.pod = Some(self.guesses.judge(source, &counted, None, || reviewed)?);
         // Its link stays for days, and needs the token no more.
         credentials.hello.token = String::new();
         self.authenticate(credentials).map_err(known)
@@ -230,11 +230,12 @@ impl EdgeAuthenticator {
         &self,
         from: IpAddr,
         name: &str,
+        token: &str,
         compare: impl Fn() -> Result<(), E>,
     ) -> Result<(), GuessError<E>> {
         let from = Source::of(from);
         let counted = self.counted(name);
-        let judged = self.guesses.judge(from, &counted, &compare);
+        let judged = self.guesses.judge(from, &counted, Some(token), &compare);
         let Err(GuessError::Wrong(mut why)) = judged else { return judged };
         let mut is_read = !self.tokens.is_stale();
         if let Some(enrolment) = self.enrolment.get() {
@@ -475,8 +476,8 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
 
 /// Key of the token file.
 const TOKEN_FILE: &str = "server.links.token_file";
-/// Wrong tokens of a source within a minute, after which no more are compared: for one node or device, and for all. An
-/// edge with a stale token repeats it, and a thousand others may have its address.
+/// Different wrong tokens of a source within a minute, after which no more are compared: for one node or device, and for
+/// all. An edge with a stale token repeats it, and a thousand others may have its address.
 const MAX_WRONG_TOKENS: usize = 5;
 const MAX_WRONG_TOKENS_OF_SOURCE: usize = 100;
 /// Limits of callers that wait for the answer to a wrong token. Others get none.
@@ -669,8 +670,8 @@ mod tests {
         {
             let refused = call(name, &format!("eyJ.{name}.")).await;
             assert_eq!(refused.err(), Some(GuessError::Wrong(expected)));
-            for _ in 1..MAX_WRONG_TOKENS {
-                assert!(matches!(call(name, "guess").await, Err(GuessError::Wrong(_))));
+            for n in 1..MAX_WRONG_TOKENS {
+                assert!(matches!(call(name, &format!("guess {n}")).await, Err(GuessError::Wrong(_))));
             }
             assert_eq!(call(name, "guess").await.err(), Some(GuessError::TooMany), "like any other name");
         }
@@ -715,7 +716,7 @@ mod tests {
         here.revoke(&"node1".parse().unwrap(), "test").await.unwrap();
         peer.refresh().await.unwrap();
         let guess = async |name: &str, token| {
-            let guesses = (0..MAX_WRONG_TOKENS + 1).map(|_| call(name, token));
+            let guesses = (0..MAX_WRONG_TOKENS + 1).map(|n| call(name, token + 10 * n));
             let guesses: Vec<_> = join_all(guesses).await.into_iter().map(Result::unwrap_err).collect();
             let compared = guesses.iter().filter(|why| matches!(why, GuessError::Wrong(_))).count();
             assert_eq!((compared, guesses.last()), (MAX_WRONG_TOKENS, Some(&GuessError::TooMany)), "{name}");

@@ -211,7 +211,7 @@ async fn prove(
     let enrolment = shared.enrolment.get().ok_or_else(|| LinkDenial::token(&GuessError::Wrong(why)))?;
     let name = device.to_string();
     let joined = enrolment.device(device, token);
-    let judged = shared.edge_links.judge_token(from, &name, || joined.check().map_err(|_| why));
+    let judged = shared.edge_links.judge_token(from, &name, token, || joined.check().map_err(|_| why));
     judged.await.map_err(|why| LinkDenial::token(&why))?;
     Ok(joined)
 }

@@ -188,7 +188,8 @@ async fn a_wrong_token_is_answered_late_and_a_right_one_of_another_node_at_once(
     let connections = join_all((0..13).map(|_| remote::encrypted(&place, port))).await;
     let mut connections = connections.into_iter();
     let right = connections.next().unwrap();
-    let guesses = connections.map(|io| answered(io, "node1", "guess"));
+    let guesses =
+        connections.enumerate().map(async |(n, io)| answered(io, "node1", &format!("guess {n}")).await);
     let (started, mut guesses) = (Instant::now(), Box::pin(join_all(guesses)));
     let all_judged = async {
         let rejected = &server.server.metrics.links_rejected;

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use crate::limiter::Source;
 
-/// The wrong guesses of the last minute, by source and name. Right ones are not counted, and no source limits another.
+/// The wrong guesses of the last minute, by source and name. Right ones are not counted, nor are those that repeat a
+/// wrong one: they tell nothing new, and a machine with an old token tries for days. No source limits another.
 #[derive(Debug)]
 pub struct GuessLimiter {
     /// Wrong guesses of one source for one name, and of one source for all names.
@@ -22,8 +23,13 @@ pub struct GuessLimiter {
 
 #[derive(Debug)]
 struct WrongGuess {
+    /// When it counted.
     at: Instant,
+    /// When it was last repeated.
+    seen: Instant,
     name: u64,
+    /// `None` repeats no other.
+    guess: Option<u64>,
 }
 
 /// Why a guess proves nothing.
@@ -46,8 +52,8 @@ impl GuessLimiter {
         Self { limits: (per_name, per_source), names: RandomState::new(), sources: Mutex::default() }
     }
 
-    /// Compares a guess unless too many were wrong, and counts it if it is wrong. No other guess is compared meanwhile,
-    /// so that guesses at the same moment do not exceed the limits.
+    /// Compares a guess unless too many were wrong, and counts it if it is wrong; each time if it is not given. No other
+    /// guess is compared meanwhile, so that guesses at the same moment do not exceed the limits.
     ///
     /// # Errors
     ///
@@ -56,19 +62,21 @@ impl GuessLimiter {
         &self,
         source: Source,
         name: &str,
+        guess: Option<&str>,
         compare: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, GuessError<E>> {
         let now = Instant::now();
+        let guess = guess.map(|guess| self.names.hash_one((name, guess)));
         let name = self.names.hash_one(name);
         let mut sources = self.sources.lock();
         // After too many wrong guesses none is compared: a right one gets the same answer, so that guessing further is
         // useless.
+        let counts = |wrong: &WrongGuess| now.saturating_duration_since(wrong.at) < WINDOW;
         if let Some(wrong) = sources.get_mut(&source) {
-            while wrong.front().is_some_and(|guess| now.saturating_duration_since(guess.at) >= WINDOW) {
-                wrong.pop_front();
-            }
-            let of_name = wrong.iter().filter(|guess| guess.name == name).count();
-            if of_name >= self.limits.0 || wrong.len() >= self.limits.1 {
+            wrong.retain(|guess| now.saturating_duration_since(guess.seen) < 2 * WINDOW);
+            let recent = wrong.iter().filter(|guess| counts(guess));
+            let of_name = recent.clone().filter(|guess| guess.name == name).count();
+            if of_name >= self.limits.0 || recent.count() >= self.limits.1 {
                 return Err(GuessError::TooMany);
             }
         }
@@ -82,7 +90,17 @@ impl GuessLimiter {
                 sources.remove(&oldest);
             }
         }
-        sources.entry(source).or_default().push_back(WrongGuess { at: now, name });
+        let wrong = sources.entry(source).or_default();
+        if let Some(known) = wrong.iter_mut().find(|known| guess.is_some() && known.guess == guess) {
+            known.seen = now;
+            return Err(GuessError::Wrong(error));
+        }
+        // As many are known as may count. One that still counts is never forgotten.
+        let old = (0..wrong.len()).filter(|at| !counts(&wrong[*at]));
+        if let Some(oldest) = old.min_by_key(|at| wrong[*at].seen).filter(|_| wrong.len() >= self.limits.1) {
+            wrong.remove(oldest);
+        }
+        wrong.push_back(WrongGuess { at: now, seen: now, name, guess });
         Err(GuessError::Wrong(error))
     }
 
@@ -100,7 +118,7 @@ impl GuessLimiter {
 /// Time for which a wrong guess counts.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Maximum number of sources; a source that made 100 wrong guesses takes 3 KiB. Beyond it, the source of the oldest
+/// Maximum number of sources; a source that made 100 wrong guesses takes 6 KiB. Beyond it, the source of the oldest
 /// guess is forgotten: with as many sources, each has its own guesses anyway.
 const MAX_SOURCES: usize = 1024;
 
@@ -117,10 +135,20 @@ mod tests {
         Source::of([10, 0, last.to_be_bytes()[0], last.to_be_bytes()[1]].into())
     }
 
-    /// Makes a guess. Returns its result, and whether it was compared.
+    /// Makes a guess that differs from all others. Returns its result, and whether it was compared.
     fn guess(guesses: &GuessLimiter, from: u16, name: &str, is_right: bool) -> (bool, bool) {
+        repeat(guesses, from, name, None, is_right)
+    }
+
+    fn repeat(
+        guesses: &GuessLimiter,
+        from: u16,
+        name: &str,
+        token: Option<&str>,
+        is_right: bool,
+    ) -> (bool, bool) {
         let compared = Cell::new(false);
-        let judged = guesses.judge(source(from), name, || {
+        let judged = guesses.judge(source(from), name, token, || {
             compared.set(true);
             is_right.then_some(()).ok_or("wrong")
         });
@@ -166,6 +194,26 @@ mod tests {
         }
         assert_eq!(guess(&guesses, 1, "stale", true), (false, false), "alike for a right token");
         assert_eq!(guess(&guesses, 2, "stale", true), (true, true), "another address has its own guesses");
+    }
+
+    /// A join key was revoked with a hundred of its nodes. They repeat their tokens every half minute.
+    #[tokio::test(start_paused = true)]
+    async fn a_hundred_stale_tokens_keep_others_of_their_address_from_linking_for_a_minute_only() {
+        let guesses = GuessLimiter::new(5, 100);
+        let mut refused = 0;
+        for second in 0..600 {
+            advance(Duration::from_secs(1)).await;
+            for n in (0..100).filter(|n| n % 30 == second % 30) {
+                repeat(&guesses, 1, &n.to_string(), Some("stale"), false);
+            }
+            refused += u32::from(!guess(&guesses, 1, "right", true).0);
+        }
+        assert!((1..60).contains(&refused), "{refused}");
+        for n in 0..1000 {
+            repeat(&guesses, 1, "0", Some(&n.to_string()), false);
+        }
+        assert_eq!(repeat(&guesses, 1, "0", Some("right"), true), (false, false), "new ones count");
+        assert_eq!(guesses.sources.lock()[&source(1)].len(), 100);
     }
 
     #[tokio::test(start_paused = true)]
