@@ -603,7 +603,7 @@ impl AuthorizedRequest {
     /// Opens the session, which keeps the permit.
     async fn open_with(self, permit: SessionPermit) -> Result<OpenSession, DeniedRequest> {
         let Self { context, from, basis, destination, mut access } = self;
-        access.set_pending(false);
+        access.set_opening(&context.metrics.refusals);
         let started = Instant::now();
         let opened = match destination.session_request(&context, &access, &permit) {
             None => destination.dial(&context).await,
@@ -631,6 +631,7 @@ impl AuthorizedRequest {
         });
         match granted {
             Ok((session, judged)) => {
+                access.set_pending(false);
                 access.status = Some(StatusCode::OK.as_u16());
                 if let Some(id) = access.id {
                     Span::current().record("session", field::display(id));

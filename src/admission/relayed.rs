@@ -124,6 +124,10 @@ impl RelayedUserSession {
             (None, Some(why)) => (why.code.name(), why.reason),
         };
         self.alive.end(result);
+        // A program may resume endlessly what never was, or open what a node refuses.
+        if (to_acceptor, to_opener) == (0, 0) && !["ok", REVOKED].contains(&result) {
+            self.access.set_opening(&metrics.refusals);
+        }
         self.access.end(result, &why);
     }
 }

@@ -11,9 +11,8 @@ use tokio_rustls::rustls::ClientConfig;
 
 use crate::admission::denial::Denial;
 use crate::admission::trace_id::{new_trace, trace_of};
-use crate::admission::{Admission, AuthorizedRequest, DeniedRequest, OpenRequest};
+use crate::admission::{Admission, AuthorizedRequest, DeniedRequest, ListenerContext, OpenRequest};
 use crate::session_io::OpenSession;
-use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -82,7 +81,7 @@ impl<'a> RequestRouter<'a> {
         let opened = authorized.open().await?;
         let Some(tls) = &self.tls else { return Ok(opened) };
         // Load the config for each session, so that a renewed certificate applies without ending sessions.
-        let encrypted = encrypted(opened, &node, tls.load(), self.admission.context.pool.clone());
+        let encrypted = encrypted(opened, &node, tls.load(), &self.admission.context);
         encrypted.await.map_err(|error| self.failed(Denial::TargetTls(error)))
     }
 
@@ -97,8 +96,9 @@ async fn encrypted(
     mut opened: OpenSession,
     node: &NodeName,
     config: Arc<ClientConfig>,
-    pool: BufferPool,
+    context: &ListenerContext,
 ) -> Result<OpenSession, TlsHandshakeError> {
+    let pool = context.pool.clone();
     let accepted = match tls::server_name(node.as_str()) {
         Err(why) => Err(TlsHandshakeError::Other(why.to_string())),
         Ok(name) => match timeout(TARGET_TLS_TIMEOUT, opened.session.encrypted(config, name, pool)).await {
@@ -111,6 +111,7 @@ async fn encrypted(
         Err(error) => {
             let denial = Denial::TargetTls(error.clone());
             opened.access.status = Some(denial.status().as_u16());
+            opened.access.set_opening(&context.metrics.refusals);
             opened.access.end(denial.name(), &denial.to_string());
             opened.alive.end(denial.name());
             Err(error)

@@ -1,6 +1,6 @@
 //! The access log: one line for each session, including failed ones. Lines about refusals are limited.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use tracing::info;
 use crate::logging::ACCESS;
 use crate::metrics::{Door, Metrics};
 use crate::policy::grants::Grant;
+use crate::policy::source_of;
+use crate::refusal_log::RefusalLog;
 use tunnel_proto::names::{DeviceName, NodeName, SessionId, Target};
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
@@ -46,6 +48,8 @@ pub struct AccessLogEntry {
     started: Instant,
     /// Whether dropping it writes nothing.
     silent: bool,
+    /// While the session has opened nothing: limits the lines of its client.
+    limit: Option<RefusalLog>,
 }
 
 impl AccessLogEntry {
@@ -67,6 +71,7 @@ impl AccessLogEntry {
             status: None,
             started: Instant::now(),
             silent: false,
+            limit: None,
         }
     }
 
@@ -77,7 +82,10 @@ impl AccessLogEntry {
 
     /// Writes the line. `result` is a fixed word, `why` a sentence that names the side that ended the session.
     pub fn end(mut self, result: &str, why: &str) {
-        self.write(result, why);
+        self.silent = true;
+        if self.may_write() {
+            self.write(result, why);
+        }
     }
 
     /// Like [`Self::end`], for a refused client at `from`, which is also counted. Writes no line if there are too many
@@ -92,6 +100,20 @@ impl AccessLogEntry {
     /// Sets whether the session is not requested yet. Dropping the entry then writes no line.
     pub fn set_pending(&mut self, is_pending: bool) {
         self.silent = is_pending;
+        self.limit = None;
+    }
+
+    /// Sets that the session has opened nothing so far. Of such sessions only the first few lines of a user, or an
+    /// address, within a minute are written.
+    pub fn set_opening(&mut self, refusals: &RefusalLog) {
+        self.silent = false;
+        self.limit = Some(refusals.clone());
+    }
+
+    fn may_write(&self) -> bool {
+        let from = || self.client.parse().map(|at: SocketAddr| source_of(at.ip()).to_string()).ok();
+        let client = || self.user.clone().or_else(from).unwrap_or_default();
+        self.limit.as_ref().is_none_or(|limit| limit.may_log_about("unopened_session", client()))
     }
 
     fn write(&mut self, result: &str, why: &str) {
@@ -121,7 +143,7 @@ impl AccessLogEntry {
 
 impl Drop for AccessLogEntry {
     fn drop(&mut self) {
-        if !self.silent {
+        if !self.silent && self.may_write() {
             self.write(
                 "aborted",
                 "the process stopped, or the client disconnected while the session was being opened",
@@ -160,6 +182,24 @@ mod tests {
         assert_eq!((&line["target"], &line["field_target"]), (&ACCESS.into(), &"node1:22".into()));
         assert!(line.get("user").is_none(), "{line}");
         assert!(!line.to_string().contains(&id.topic()));
+    }
+
+    #[test]
+    fn sessions_that_open_nothing_log_ten_lines_a_minute_for_each_client() {
+        let refusals = RefusalLog::default();
+        let lines = lines_of(|| {
+            for n in 0..100 {
+                for client in ["192.0.2.1:5".to_owned(), format!("[2001:db8::{n}]:5")] {
+                    let mut access = AccessLogEntry::start("connect", client);
+                    access.set_opening(&refusals);
+                    if n % 2 == 0 { drop(access) } else { access.end("unknown_session", "") }
+                }
+            }
+            let mut opened = AccessLogEntry::start("connect", "192.0.2.1:5".to_owned());
+            opened.set_opening(&refusals);
+            opened.set_pending(false);
+        });
+        assert_eq!(lines.len(), 2 * 10 + 1);
     }
 
     #[test]
