@@ -176,6 +176,8 @@ pub(crate) struct ServerContext {
     pub(crate) move_permits: Arc<Semaphore>,
     /// How many links each node has opened recently.
     pub(crate) link_rates: RateLimiter<NodeName>,
+    /// Rates of the sessions that each edge and user requests.
+    pub(crate) session_rates: RateLimiter<String>,
     // The surroundings.
     pub(crate) cluster: KubernetesView,
     /// Reported at `/readyz`.
@@ -489,6 +491,7 @@ impl ServerContext {
             search_permits: Semaphore::new(link_events::MAX_SEARCHES),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: RateLimiter::new(links::MAX_LINKS, Duration::from_secs(60)),
+            session_rates: RateLimiter::new(link_events::MAX_SESSIONS, Duration::from_secs(1)),
             cluster,
             readiness,
             watcher: FileWatcher::new(&drains.links),

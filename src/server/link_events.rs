@@ -148,6 +148,10 @@ pub(crate) fn handle_request(mut request: RelayRequest, shared: &Arc<ServerConte
             let why = format!("the credentials of node {edge} were revoked");
             request.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
+        peer @ Remote::Edge(_) if !shared.session_rates.allows(&peer.requester().unwrap_or_default()) => {
+            let access = RequestFromEdge::of(&request);
+            refuse(request, SessionError::new(ErrorCode::Overloaded, TOO_MANY_SESSIONS), &access, shared);
+        }
         Remote::User(_) => user_sessions::spawn_request(request, shared, room),
         // An edge does not reach its own node through a server: with that name it requests a target of the cloud.
         Remote::Edge(edge) if *edge == request.key().node && request.instance().is_none() => {
@@ -253,5 +257,8 @@ pub(super) fn target_at_node(
 
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
+/// Maximum number of sessions that an edge or a user opens or resumes within a second, and the reason beyond it.
+pub(crate) const MAX_SESSIONS: u32 = 1000;
+pub(super) const TOO_MANY_SESSIONS: &str = "more than 1000 sessions within a second; try again";
 /// Maximum number of concurrent searches for one edge.
 pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;

@@ -373,6 +373,45 @@ async fn a_resume_that_cannot_be_located_is_repeated_and_one_that_is_not_allowed
 }
 
 #[tokio::test]
+async fn sessions_that_never_were_fill_no_log_and_have_a_rate() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let mut call = scripted(&place, &server).await;
+    let target: Target = "node1:22".parse().unwrap();
+    let resume = |id| {
+        let (target, instance) = (target.clone(), None);
+        let resume = SessionFrame::Resume {
+            received: 0,
+            limit: 9,
+            epoch: 2,
+            instance,
+            opener: None,
+            target,
+            place: None,
+        };
+        let body = FrameKind::Session(id, SessionCategory::Ssh, resume);
+        to_message(Frame { node: NodeName::direct(), body })
+    };
+    for _ in 0..30 {
+        let id = SessionId::random();
+        call.send(resume(id)).await;
+        assert_eq!(call.refusal(id).await.code, ErrorCode::UnknownSession);
+    }
+    assert_eq!(server.server.metrics.sessions.closed("clients", "unknown_session"), 30, "all are counted");
+    wait_until("some are logged", || lines.count("listener=\"clients\"") == 10).await;
+    let is_refused = || server.server.metrics.sessions.closed("clients", "overloaded") > 0;
+    let requests = async {
+        while !is_refused() {
+            call.send(resume(SessionId::random())).await;
+        }
+    };
+    assert_eventually("a refusal for the rate", requests).await;
+    wait_until("it is logged", || lines.count("within a second") > 0).await;
+}
+
+#[tokio::test]
 async fn a_user_reaches_only_what_a_rule_allows_and_refusals_are_logged_with_her_name() {
     let (lines, _guard) = LogLines::start();
     let (place, echo) = (TestDir::new(), targets::echo().await);

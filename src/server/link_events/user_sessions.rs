@@ -14,6 +14,7 @@ use crate::admission::basis::{AccessBasis, ClientIdentity};
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, DeniedRequest, ListenerContext, OpenRequest};
 use crate::server::ServerContext;
+use crate::server::link_events::TOO_MANY_SESSIONS;
 use crate::server::link_events::bridge::{BridgeRequester, bridge_to_plain};
 use crate::server::user_links::{AuthenticatedUser, LISTENER, lacks_grants};
 use crate::session_io::judged::{RelayedSession, SessionSubject, UNTIL_CHANGED};
@@ -81,11 +82,13 @@ async fn relay(
     };
     let is_guessed = resumes && node.is_none();
     let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
+    let may_open = shared.session_rates.allows(&user.device.user.to_string());
+    let open_request = may_open.then_some(open_request).ok_or(Denial::Busy(TOO_MANY_SESSIONS));
     let AuthenticatedUser { device, identity, from, context, .. } = user;
     let is_loading = is_guessed && context.addresses.is_loading();
     let lacks_rights = is_loading || resumes && lacks_grants(&context.policy.load().rights, &shared);
     let mut admission = Admission::of_link(context.clone(), from, identity, device.device.clone(), id);
-    let authorized = admission.authorize(Ok(open_request), String::new()).await;
+    let authorized = admission.authorize(open_request, String::new()).await;
     let refusal = |denied: DeniedRequest, lacks| refusal(&denied.denial, &context, is_guessed, lacks);
     let admitted = authorized.map_err(|denied| refusal(denied, lacks_rights)).and_then(|authorized| {
         let at = (authorized.node().clone(), authorized.target().clone());
