@@ -39,10 +39,9 @@ pub(crate) async fn give(server: &ServerAdmin, request: AdminRequest<'_>) -> Adm
         )));
     }
     if !(MIN_SECONDS..=most).contains(&seconds) {
-        let most = from.map_or_else(String::new, |_| {
-            format!(", at most {most} s over a link (max_admin_grant of [server.clients])")
-        });
-        return Err(refused(format!("{seconds} s: a grant lasts at least {MIN_SECONDS} s{most}\n")));
+        let over = from.map_or("", |_| " over a link (max_admin_grant of [server.clients])");
+        let lasts = format!("a grant lasts at least {MIN_SECONDS} s, and at most {most} s{over}");
+        return Err(refused(format!("seconds: {seconds} s: {lasts}; choose another time (--for)\n")));
     }
     let id = format!("{:010x}", rand::random::<u64>() >> 24);
     let until = now().saturating_add(seconds).min(FOR_EVER);
