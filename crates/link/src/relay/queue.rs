@@ -239,7 +239,7 @@ impl RelayQueueState {
     }
 
     fn finish(&mut self, frame: SessionFrame) -> Result<(), QueueFull> {
-        self.grow(OVERHEAD)?;
+        self.grow(cost(&frame))?;
         self.ordered.push_back(frame);
         Ok(())
     }
@@ -269,7 +269,7 @@ impl RelayQueueState {
         let frame = self.ordered.pop_front()?;
         let SessionFrame::Data(mut bytes) = frame else {
             if let SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } = frame {
-                self.give_back(OVERHEAD);
+                self.give_back(cost(&frame));
             }
             return Some(frame);
         };
@@ -310,8 +310,13 @@ impl RelayQueueState {
     }
 }
 
-/// Cost of a frame in addition to its bytes.
-const OVERHEAD: usize = 128;
+/// Returns the cost of the end of the data: a ResetAt has a text.
+fn cost(end: &SessionFrame) -> usize {
+    OVERHEAD + end.refusal().map_or(0, |why| why.reason.len())
+}
+
+/// Cost of a frame in addition to its bytes: its place in a queue that has up to twice as many, and its allocation.
+const OVERHEAD: usize = 2 * size_of::<SessionFrame>() + 64;
 /// Small adjacent pieces are joined up to this number of bytes, so that queued keystrokes cost little.
 const MERGE_BELOW: usize = 4 * 1024;
 
