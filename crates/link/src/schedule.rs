@@ -25,8 +25,18 @@ pub(crate) struct Scheduler {
     /// The flows with little to send, and the others, in the order of their turns.
     small: BTreeMap<TurnOrder, QueuedFlow>,
     bulk: BTreeMap<TurnOrder, QueuedFlow>,
-    /// What each client has sent a little at a time, with what waits, unless the clock has left it behind.
-    clients: HashMap<Arc<str>, u64>,
+    /// What each client has sent, unless the clock has left it behind.
+    clients: HashMap<Arc<str>, ClientUsage>,
+}
+
+/// What all sessions of a client have sent on the link.
+#[derive(Debug, Default)]
+struct ClientUsage {
+    /// Cost of what they sent a little at a time, with what waits of it.
+    small: u64,
+    /// Cost of the rest, and of the frames of it that wait.
+    bulk: u64,
+    waiting: u64,
 }
 
 /// The order of turns: where a flow's next frame would end on its account; then first come, first served.
@@ -48,50 +58,91 @@ pub(crate) struct QueuedFlow {
     pub(crate) usage: FlowUsage,
     /// Whether it has little to send.
     small: bool,
-    /// Whether it waits with an answer, at the cost of its client.
-    pub(crate) is_answer: bool,
+    pub(crate) kind: FlowKind,
     /// Its entry.
     pub(crate) entry: QueuedSource,
 }
 
+/// What a flow waits to send. Answers and credits are at the cost of its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FlowKind {
+    Answer,
+    Credit,
+    Data,
+}
+
 impl Scheduler {
     /// Queues an entry for its turn, with what it has sent, the bytes that it has to send, and the longest frame it may send
-    /// at once: 0 for an answer, which has no data.
+    /// at once.
     pub(crate) fn enter(&mut self, entry: QueuedSource, usage: FlowUsage, backlog: usize, longest: usize) {
-        let least = self.clock.saturating_sub(MAX_LAG);
+        let least = self.least();
         let cost = cost(backlog.min(longest));
-        let mut account = usage.account.max(least);
-        let small = backlog <= INTERACTIVE_BACKLOG;
-        let mut passes_window = small;
-        if small {
-            // Else a client with many sessions, each with a little to send, would take all turns, and fill the line.
-            if self.clients.len() == self.clients.capacity() {
-                self.clients.retain(|_, account| *account > least);
-                // Without bulk the clock may stand still. Of so many clients, none gains much by a new account.
-                if self.clients.len() >= MAX_CLIENTS {
-                    self.clients.clear();
-                }
-            }
-            let of_client = self.clients.entry(entry.source.client().clone()).or_default();
-            let before = least.max(*of_client);
-            *of_client = before + cost;
-            // Its keystrokes are ordered as those of several clients. Answers are not, as each may be of a new session.
-            let ahead = if longest == 0 { 0 } else { INTERACTIVE_BACKLOG as u64 };
-            account = account.max(before.saturating_sub(ahead));
-            passes_window = before - least <= INTERACTIVE_BACKLOG as u64;
+        let account = usage.account.max(least);
+        if backlog <= INTERACTIVE_BACKLOG {
+            // Keystrokes are ordered as those of several clients.
+            return self.enter_small(entry, FlowUsage { account, ..usage }, FlowKind::Data, cost);
         }
-        let usage = FlowUsage { account, ..usage };
-        let queue = if passes_window { &mut self.small } else { &mut self.bulk };
-        queue.insert(
-            (account + cost, self.entered),
-            QueuedFlow { usage, small, is_answer: longest == 0, entry },
-        );
+        // Else a client with many sessions, or fresh ones again and again, would take all turns.
+        let client = self.client(entry.source.client());
+        let account = account.max((client.bulk + client.waiting).saturating_sub(MAX_LAG));
+        client.waiting += cost;
+        let flow =
+            QueuedFlow { usage: FlowUsage { account, ..usage }, small: false, kind: FlowKind::Data, entry };
+        self.bulk.insert((account + cost, self.entered), flow);
         self.entered += 1;
     }
 
-    /// Queues an entry for an answer.
-    pub(crate) fn enter_answer(&mut self, entry: QueuedSource) {
-        self.enter(entry, FlowUsage::default(), 0, 0);
+    /// Queues an entry for an answer or a credit.
+    pub(crate) fn enter_control(&mut self, entry: QueuedSource, kind: FlowKind) {
+        self.enter_small(entry, FlowUsage::default(), kind, FRAME_OVERHEAD);
+    }
+
+    /// Queues an entry with a little to send. Beyond [`INTERACTIVE_BACKLOG`] of its client it waits as bulk does, else a
+    /// client with many sessions would take all turns, and fill the line.
+    fn enter_small(&mut self, entry: QueuedSource, usage: FlowUsage, kind: FlowKind, cost: u64) {
+        let least = self.least();
+        let client = self.client(entry.source.client());
+        let before = client.small.max(least);
+        client.small = before + cost;
+        // Answers and credits may each be of a new session, so that none is ahead of its client.
+        let ahead = if kind == FlowKind::Data { INTERACTIVE_BACKLOG as u64 } else { 0 };
+        let account = usage.account.max(before.saturating_sub(ahead));
+        let queue =
+            if before - least <= INTERACTIVE_BACKLOG as u64 { &mut self.small } else { &mut self.bulk };
+        let flow = QueuedFlow { usage: FlowUsage { account, ..usage }, small: true, kind, entry };
+        queue.insert((account + cost, self.entered), flow);
+        self.entered += 1;
+    }
+
+    /// Charges a client for a credit that is sent without a turn. Returns false if it has to wait for one: on a full line,
+    /// beyond [`INTERACTIVE_BACKLOG`].
+    pub(crate) fn pass_credit(&mut self, client: &Arc<str>, is_full: bool) -> bool {
+        let least = self.least();
+        let client = self.client(client);
+        let before = client.small.max(least);
+        let passes = !is_full || before - least <= INTERACTIVE_BACKLOG as u64;
+        if passes {
+            client.small = before + FRAME_OVERHEAD;
+            self.clock = self.clock.max(before + FRAME_OVERHEAD);
+        }
+        passes
+    }
+
+    /// Returns where an idle session enters.
+    fn least(&self) -> u64 {
+        self.clock.saturating_sub(MAX_LAG)
+    }
+
+    fn client(&mut self, client: &Arc<str>) -> &mut ClientUsage {
+        if self.clients.len() == self.clients.capacity() {
+            let least = self.least();
+            self.clients.retain(|_, usage| usage.waiting > 0 || usage.small.max(usage.bulk) > least);
+            // Without bulk the clock may stand still. Of so many clients, none gains much by a new account.
+            if self.clients.len() >= MAX_CLIENTS {
+                self.clients.clear();
+            }
+        }
+        self.clients.entry(client.clone()).or_default()
     }
 
     /// Takes the next flow; only one with a backlog up to [`INTERACTIVE_BACKLOG`] if `small_only`.
@@ -101,19 +152,37 @@ impl Scheduler {
             (small, _) => small.is_some(),
         };
         let queue = if small_first || small_only { &mut self.small } else { &mut self.bulk };
-        queue.pop_first().map(|(_, turn)| turn)
+        let (order, flow) = queue.pop_first()?;
+        self.leave(order, &flow);
+        Some(flow)
     }
 
-    /// Advances the clock to the end of the frame that was just sent.
-    pub(crate) fn sent(&mut self, usage: FlowUsage) {
-        self.clock = self.clock.max(usage.account);
+    /// Advances the clock to the end of the frame with `len` bytes that was just sent.
+    pub(crate) fn sent(&mut self, flow: &QueuedFlow, len: usize) {
+        if !flow.small {
+            let least = self.least();
+            let client = self.client(flow.entry.source.client());
+            client.bulk = client.bulk.max(least) + cost(len);
+        }
+        self.clock = self.clock.max(flow.usage.account);
+    }
+
+    /// Records that a flow waits no longer.
+    fn leave(&mut self, (end, _): TurnOrder, flow: &QueuedFlow) {
+        if !flow.small
+            && let Some(client) = self.clients.get_mut(flow.entry.source.client())
+        {
+            client.waiting = client.waiting.saturating_sub(end - flow.usage.account);
+        }
     }
 
     /// Removes the entries for which `is_stale` returns true, and returns them.
     pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&QueuedSource) -> bool) -> Vec<QueuedSource> {
         let queues = [&mut self.small, &mut self.bulk].into_iter();
         let stale = queues.flat_map(|queue| queue.extract_if(.., |_, turn| is_stale(&turn.entry)));
-        stale.map(|(_, turn)| turn.entry).collect()
+        let stale: Vec<_> = stale.collect();
+        stale.iter().for_each(|(order, flow)| self.leave(*order, flow));
+        stale.into_iter().map(|(_, flow)| flow.entry).collect()
     }
 
     /// Returns the number of flows that wait.
@@ -124,7 +193,7 @@ impl Scheduler {
     /// Returns the number of answers of a client that wait.
     pub(crate) fn answers_of(&self, client: &str) -> usize {
         let flows = self.small.values().chain(self.bulk.values());
-        flows.filter(|flow| flow.is_answer && **flow.entry.source.client() == *client).count()
+        flows.filter(|flow| flow.kind == FlowKind::Answer && **flow.entry.source.client() == *client).count()
     }
 
     /// Returns true if a flow waits with more than a small backlog.
@@ -257,7 +326,7 @@ pub(crate) mod tests {
             *left -= len;
             sent.push((turn.entry.stay, len));
             turn.charge(len);
-            schedule.sent(turn.usage);
+            schedule.sent(&turn, len);
             if *left > 0 {
                 schedule.enter(turn.entry, turn.usage, *left, LONGEST);
             }
@@ -293,7 +362,7 @@ pub(crate) mod tests {
         for _ in 0..100 {
             let mut turn = schedule.next(false).unwrap();
             turn.charge(LONGEST);
-            schedule.sent(turn.usage);
+            schedule.sent(&turn, LONGEST);
             schedule.enter(turn.entry, turn.usage, 1 << 20, LONGEST);
         }
         schedule.enter(entry(99), new(), 40, LONGEST);
@@ -303,7 +372,7 @@ pub(crate) mod tests {
     #[test]
     fn a_keystroke_goes_before_sessions_that_wake_together_with_it() {
         let mut schedule = Scheduler::default();
-        schedule.sent(at(1 << 30));
+        schedule.clock = 1 << 30;
         for who in 0..20 {
             schedule.enter(entry(who), new(), 1 << 20, LONGEST);
         }
@@ -323,7 +392,7 @@ pub(crate) mod tests {
             let len = if turn.entry.stay == SLY { 4000 } else { LONGEST };
             turn.charge(len);
             let after = turn.usage;
-            schedule.sent(after);
+            schedule.sent(&turn, len);
             if turn.entry.stay == SLY {
                 sly += len;
                 schedule.enter(entry(SLY), after, 4000, LONGEST);
@@ -364,7 +433,7 @@ pub(crate) mod tests {
     #[test]
     fn a_little_of_many_sessions_is_one_flow_of_their_client() {
         let mut schedule = Scheduler::default();
-        schedule.sent(at(1 << 30));
+        schedule.clock = 1 << 30;
         for number in 0..=1000 {
             let source = Speaker::of(if number < 1000 { "many" } else { "one" });
             schedule.enter(QueuedSource { source, stay: number }, new(), 1, LONGEST);
@@ -378,13 +447,60 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn who_has_many_sessions_gets_as_much_as_who_has_one() {
+        let mut schedule = Scheduler::default();
+        for number in 0..=100 {
+            let source = Speaker::of(if number < 100 { "many" } else { "one" });
+            schedule.enter(QueuedSource { source, stay: number }, new(), 1 << 20, LONGEST);
+        }
+        let mut one = 0;
+        for _ in 0..2000 {
+            let mut flow = schedule.next(false).unwrap();
+            one += usize::from(flow.entry.stay == 100);
+            flow.charge(LONGEST);
+            schedule.sent(&flow, LONGEST);
+            schedule.enter(flow.entry, flow.usage, 1 << 20, LONGEST);
+        }
+        assert!((900..1100).contains(&one), "{one} of 2000 turns");
+    }
+
+    #[test]
+    fn sessions_that_are_fresh_again_and_again_keep_back_no_typist() {
+        let mut schedule = Scheduler::default();
+        let source = |client: &str, stay| QueuedSource { source: Speaker::of(client), stay };
+        (0..500).for_each(|number| schedule.enter(source("fresh", number), new(), 8000, LONGEST));
+        let mut typist = new();
+        for number in 500..3000 {
+            schedule.enter(source("fresh", number), new(), 8000, LONGEST);
+            schedule.enter(source("typist", 0), typist, 1, LONGEST);
+            for turn in 0.. {
+                assert!(turn < 5, "a keystroke waits for {turn} turns, after {number} sessions");
+                let mut flow = schedule.next(false).unwrap();
+                let len = if flow.small { 1 } else { 8000 };
+                flow.charge(len);
+                schedule.sent(&flow, len);
+                if flow.small {
+                    typist = flow.usage;
+                    break;
+                }
+            }
+            // On a full line, too.
+            schedule.enter(source("typist", 0), typist, 1, LONGEST);
+            let flow = schedule.next(number > 520).unwrap();
+            assert!(flow.small, "after {number} sessions");
+            let bulk = schedule.next(false).unwrap();
+            schedule.sent(&bulk, 8000);
+        }
+    }
+
+    #[test]
     fn endless_clients_take_bounded_memory() {
         let mut schedule = Scheduler::default();
         for number in 0..50_000 {
             let source = Speaker::of(&number.to_string());
             schedule.enter(QueuedSource { source, stay: number }, new(), 1, LONGEST);
             let turn = schedule.next(false).unwrap();
-            schedule.sent(turn.usage);
+            schedule.sent(&turn, 1);
         }
         assert!(schedule.clients.len() <= 2 * MAX_CLIENTS, "{}", schedule.clients.len());
     }

@@ -10,7 +10,7 @@ use crate::congestion::CongestionController;
 use crate::link::pacing::Pacing;
 use crate::liveness::RttEstimator;
 use crate::schedule::frame_source::{QueueRequest, QueuedSource, Turn, TurnOutput};
-use crate::schedule::{FlowUsage, INTERACTIVE_BACKLOG, QueuedFlow, Scheduler};
+use crate::schedule::{FlowKind, INTERACTIVE_BACKLOG, QueuedFlow, Scheduler};
 use tunnel_proto::frame::{Frame, FrameKind};
 
 /// Everything that waits for one link, under the link's lock.
@@ -101,17 +101,28 @@ impl SendQueue {
             self.pacing.acks.send_now();
             return Poll::Ready(Some(SendItem::Reply(frame)));
         }
-        if acks && let Some(session) = self.waiting.credits.pop_front() {
-            self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(SendItem::Turn(Turn::Credit(session))));
+        while acks && let Some(session) = self.waiting.credits.pop_front() {
+            let is_full = self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
+            if self.waiting.turns.pass_credit(session.source.client(), is_full) {
+                self.pacing.acks.on_sent(now);
+                return Poll::Ready(Some(SendItem::Turn(Turn::Credit(session))));
+            }
+            self.waiting.turns.enter_control(session, FlowKind::Credit);
         }
         let small_only = self.waiting.turns.has_bulk()
             && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
-        if let Some(flow) = self.waiting.turns.next(small_only) {
+        if let Some(mut flow) = self.waiting.turns.next(small_only) {
             let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
             let longest = self.longest_frame();
-            let turn = if flow.is_answer { Turn::Answer(flow) } else { Turn::Data { flow, longest, most } };
-            return Poll::Ready(Some(SendItem::Turn(turn)));
+            return Poll::Ready(Some(SendItem::Turn(match flow.kind {
+                FlowKind::Answer => Turn::Answer(flow),
+                FlowKind::Credit => {
+                    flow.charge(0);
+                    self.waiting.turns.sent(&flow, 0);
+                    Turn::Credit(flow.entry)
+                }
+                FlowKind::Data => Turn::Data { flow, longest, most },
+            })));
         }
         if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
             return Poll::Ready(Some(self.ping(now)));
@@ -137,7 +148,7 @@ impl SendQueue {
         }
         let stale = self.sweep();
         if request.answer {
-            self.waiting.turns.enter_answer(entry.clone());
+            self.waiting.turns.enter_control(entry.clone(), FlowKind::Answer);
         }
         if request.credit {
             self.waiting.credits.push_back(entry.clone());
@@ -211,10 +222,12 @@ impl SendQueue {
     /// Records what a source has sent in its turn, and queues it again if it has more to send. Returns the turn
     /// otherwise, to be dropped without the lock.
     pub(crate) fn handle_sent(&mut self, turn: Turn, sent: &TurnOutput, now: Instant) -> Option<Turn> {
-        if let Turn::Answer(flow) | Turn::Data { flow, .. } = &turn
-            && sent.bytes > 0
-        {
-            self.on_data_sent(sent.bytes, flow.usage, now);
+        match &turn {
+            Turn::Answer(flow) | Turn::Data { flow, .. } if sent.bytes > 0 => {
+                self.on_data_sent(sent.bytes, flow, now);
+            }
+            Turn::Credit(_) => self.pacing.bulk.iter_mut().for_each(|bulk| bulk.on_sent(sent.bytes)),
+            _ => {}
         }
         match (turn, sent.backlog) {
             (Turn::Data { flow, longest, .. }, Some(backlog)) => {
@@ -228,12 +241,12 @@ impl SendQueue {
         None
     }
 
-    fn on_data_sent(&mut self, bytes: usize, usage: FlowUsage, now: Instant) {
-        self.waiting.turns.sent(usage);
+    fn on_data_sent(&mut self, bytes: usize, flow: &QueuedFlow, now: Instant) {
+        self.waiting.turns.sent(flow, bytes);
         self.pacing.acks.send_now();
         if let Some(bulk) = &mut self.pacing.bulk {
             bulk.on_sent(bytes);
-            if usage.is_interactive() {
+            if flow.usage.is_interactive() {
                 bulk.interactive(now);
             }
         }
@@ -292,6 +305,7 @@ const PLAIN_FRAME: usize = 16 * 1024;
 mod tests {
     use std::time::Duration;
 
+    use crate::schedule::FlowUsage;
     use crate::schedule::tests::Speaker;
     use tunnel_net::tcp_info::TcpInfo;
     use tunnel_proto::state::LinkId;
@@ -348,7 +362,7 @@ mod tests {
                 let mut flow = turn(&mut queue, usage, len, now);
                 flow.charge(len);
                 usage = flow.usage;
-                queue.on_data_sent(len, usage, now);
+                queue.on_data_sent(len, &flow, now);
             }
             // The remote's kernel accepts everything, and the remote reads none of it.
             let pace = queue.pacing.bulk.as_mut().unwrap();
@@ -394,6 +408,38 @@ mod tests {
         assert_eq!(sent[..3], ["flood", "other", "typist"]);
         assert_eq!(sent.len(), 2 + 33, "little goes on a full line, too");
         assert_eq!(queue.waiting.turns.answers_of("flood"), 1000 - 33);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_credits_of_one_client_fills_the_line_and_then_keeps_back_no_others() {
+        let (mut queue, now) = (SendQueue::new(true), Instant::now());
+        let credit = QueueRequest { credit: true, needed: true, ..QueueRequest::default() };
+        let key = QueueRequest { backlog: Some(1), ..QueueRequest::default() };
+        let mut send = |requests: &[(&str, &QueueRequest)]| {
+            for (client, request) in requests {
+                queue.handle_request(QueuedSource { source: Speaker::of(client), stay: 0 }, request);
+            }
+            let mut sent = Vec::new();
+            while let Poll::Ready(Some(item)) = queue.poll_next(&mut Context::from_waker(Waker::noop()), now)
+            {
+                let SendItem::Turn(mut turn) = item else { continue };
+                let source = turn.entry().source.clone();
+                sent.push(source.client().to_string());
+                let output = source.next_frame(LinkId(1), &mut turn, now);
+                queue.handle_sent(turn, &output, now);
+            }
+            (sent, queue.pacing.bulk.as_mut().unwrap().is_blocked(now))
+        };
+        // Credits count on the line, which answers no ping.
+        let flood = [("flood", &credit); 100];
+        let full = (0..1000).find(|_| send(&flood).1);
+        assert!(full.is_some(), "the line is never full");
+        let passed: usize = (0..20).map(|_| send(&flood).0.len()).sum();
+        assert!(passed < 40, "{passed} credits of the flood on a full line");
+        for _ in 0..20 {
+            send(&flood);
+            assert_eq!(send(&[("typist", &key), ("reader", &credit)]).0, ["reader", "typist"]);
+        }
     }
 
     /// Returns the turn of a session that has sent so much, with `backlog` bytes to send; everything before it is sent.

@@ -94,14 +94,14 @@ impl QueueMembership {
         request
     }
 
-    /// Records what was sent in a turn for an answer or a credit. An answer counts less than any takes on the wire.
+    /// Records what was sent in a turn for an answer or a credit. It counts less than any takes on the wire.
     pub(crate) fn on_control(&mut self, turn: &mut Turn, frame: Option<SessionFrame>) -> TurnOutput {
-        let Turn::Answer(flow) = turn else {
+        if let Turn::Answer(flow) = turn {
+            self.answers = false;
+            flow.charge(0);
+        } else {
             (self.credits, self.needed) = (false, false);
-            return TurnOutput { frame, ..TurnOutput::default() };
-        };
-        self.answers = false;
-        flow.charge(0);
+        }
         let refusal = frame.as_ref().and_then(SessionFrame::refusal);
         let bytes = if frame.is_some() { 64 + refusal.map_or(16, |why| why.reason.len()) } else { 0 };
         TurnOutput { frame, bytes, ..TurnOutput::default() }
