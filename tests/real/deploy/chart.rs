@@ -170,7 +170,7 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
             "podLabels": {"team": "edge", "app.kubernetes.io/name": "other"}, "priorityClassName": "system-cluster-critical",
             "serviceAccountAnnotations": {"role": "arn"}, "extraVolumes": [{"name": "ca", "emptyDir": {}}],
             "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}], "tls": {"clients": "public"},
-            "affinity": {"podAntiAffinity": {}}, "extraEnv": [{"name": "A", "value": "b"}], "tokenSecret": "b", "usersSecret": "d",
+            "affinity": {"podAntiAffinity": {}}, "extraEnv": [{"name": "A", "value": "b"}], "tokenSecret": "7", "usersSecret": "on",
             "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[server.session]\nresume_timeout = \"50s\"\n"},
         "edge": {"hostNetwork": false, "adminPort": 9011, "certSecret": "c", "kubeconfig": "/of/an/earlier/chart", "targets": ["10.244.0.0/16:*"],
             "moreConfig": "[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n"},
@@ -225,8 +225,8 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     }
     assert_eq!(pod(cloud)["hostNetwork"], true);
     assert_eq!(pod(cloud)["volumes"][1]["secret"]["secretName"], "a");
-    assert_eq!(pod(cloud)["volumes"][2]["secret"]["secretName"], "b");
-    assert_eq!(pod(cloud)["volumes"][3]["secret"]["secretName"], "d");
+    assert_eq!(pod(cloud)["volumes"][2]["secret"]["secretName"], "7", "as a text");
+    assert_eq!(pod(cloud)["volumes"][3]["secret"]["secretName"], "on");
     assert_eq!(container(cloud)["resources"]["limits"]["memory"], "1Gi");
     let service = &chart["Service site-cloud"]["spec"]["ports"];
     assert!(service.as_array().unwrap().iter().any(|port| port["name"] == "ssh"), "{service}");
@@ -288,6 +288,7 @@ fn the_chart_refuses_what_would_not_work() {
         ("/image/repository", json!(""), "image.repository: set it to"),
         ("/edge/server", json!(""), "edge.server: set it to"),
         ("/edge/server", json!("tunnel.example.org"), "does not match pattern"),
+        ("/edge/server", json!("https://tunnel.example.org:443"), "does not match pattern"),
         ("/cloud", json!({"enabled": false}), "edge.join.secret: set it to"),
         ("/cloud", json!({"replica": 3}), "additional properties 'replica' not allowed"),
         ("/cloud", json!({"hostNetwork": true, "sshPort": 22}), "set cloud.sshPort"),
@@ -306,7 +307,12 @@ fn the_chart_refuses_what_would_not_work() {
             "edge.podLabels.on: quote it, as it must be a text and YAML reads a boolean",
         ),
         ("/coredns", json!({"podAnnotations": {"a": 1}}), "coredns.podAnnotations.a: quote it"),
-        ("/edge/extraEnv", json!([{"name": "A", "value": 1}]), "edge.extraEnv: value of A.value: quote it"),
+        ("/edge/extraEnv", json!([{"name": "A", "value": 1}]), "edge.extraEnv[0].value: quote it"),
+        (
+            "/cloud",
+            json!({"tolerations": [{"key": "a", "value": true}]}),
+            "cloud.tolerations[0].value: quote it, as it must be a text and YAML reads a boolean",
+        ),
         (
             "/cloud",
             json!({"clients": {"rules": [{"nodes": [7]}]}}),

@@ -95,7 +95,7 @@ affinity: {{- toYaml . | nindent 2 }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
@@ -173,10 +173,10 @@ names, of that for links, or of cloud.certSecret.
 {{/* Names of the Secrets, as YAML. */}}
 {{- define "tunnel.secrets" -}}
 {{- $fullname := include "tunnel.fullname" . -}}
-cert: {{ default (printf "%s-cloud-cert" $fullname) .Values.cloud.certSecret }}
-token: {{ default (printf "%s-cloud-token" $fullname) .Values.cloud.tokenSecret }}
-users: {{ default (printf "%s-cloud-users" $fullname) .Values.cloud.usersSecret }}
-edge: {{ default (printf "%s-edge-cert" $fullname) .Values.edge.certSecret }}
+cert: {{ default (printf "%s-cloud-cert" $fullname) .Values.cloud.certSecret | quote }}
+token: {{ default (printf "%s-cloud-token" $fullname) .Values.cloud.tokenSecret | quote }}
+users: {{ default (printf "%s-cloud-users" $fullname) .Values.cloud.usersSecret | quote }}
+edge: {{ default (printf "%s-edge-cert" $fullname) .Values.edge.certSecret | quote }}
 invitations: {{ $fullname }}-invitations
 {{- end }}
 
@@ -186,7 +186,7 @@ invitations: {{ $fullname }}-invitations
 apiVersion: v1
 kind: Secret
 metadata:
-  name: {{ last . }}
+  name: {{ last . | quote }}
   namespace: {{ $root.Release.Namespace }}
   labels: {{- include "tunnel.labels" (list $root "server") | nindent 4 }}
   annotations:
