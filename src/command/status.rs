@@ -125,8 +125,10 @@ pub async fn nodes(args: NodesArgs, env: &Environment) -> CommandResult {
         let mut body = api.get("/nodes").await?;
         let mut all: NodesResponse = api.parse(&body)?;
         let counted = versions(&all);
-        if of_version.is_some() {
-            all.nodes.retain(|node| node.version == of_version);
+        if let Some(wanted) = of_version.as_deref() {
+            // What follows a plus is no version of its own.
+            let is_wanted = |found: &str| found == wanted || found.split('+').next() == Some(wanted);
+            all.nodes.retain(|node| node.version.as_deref().is_some_and(is_wanted));
             all.count();
             body = plain_text(&serde_json::to_string(&all).unwrap_or_default());
         }

@@ -77,7 +77,8 @@ fn an_edge_with_a_bad_config_starts_from_its_last_good_copy() {
         let nodes = started(&["nodes", &format!("--socket={}", server_socket.display())]);
         let version = concat!(env!("CARGO_PKG_VERSION"), "+last-good-config");
         assert!(nodes.stdout.ends_with(&format!("\n1 of version {version}\n")), "{nodes:?}");
-        for (version, names) in [(version, "node1\n"), ("0", "")] {
+        let of_program = env!("CARGO_PKG_VERSION");
+        for (version, names) in [(version, "node1\n"), (of_program, "node1\n"), ("0", "")] {
             let socket = format!("--socket={}", server_socket.display());
             assert_eq!(started(&["nodes", "--version", version, "-o", "name", &socket]).stdout, names);
             let shown = started(&["nodes", "--version", version, &socket]).stdout;
