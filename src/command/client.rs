@@ -1,6 +1,7 @@
 //! The server that clients connect to, and how they log in: from flags, otherwise the environment, otherwise a file.
 //! The file also has the links of a user's device.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -11,9 +12,9 @@ use rustix::system::uname;
 use serde::Deserialize;
 
 use crate::command::{CommandError, CommandResult};
-use crate::config::edge::ServerEntry;
+use crate::config::edge::{EXPECTED_ENTRY, ServerEntry};
 use crate::config::table::read_file;
-use crate::config::value::forms::Millis;
+use crate::config::value::forms::{FilePath, Millis};
 use crate::config::{DAY, Environment, SecretString};
 use crate::route::ResumeTimeouts;
 use crate::uplink::client::{UserCredentials, UserLinkConfig};
@@ -108,6 +109,11 @@ struct ClientConfigFile {
     /// Servers (host:port) to link to, tried in turn. Sessions of links survive a new address, a broken line and the
     /// end of a server.
     servers: Option<Vec<String>>,
+    /// Files (PEM) of CAs, each for an entry of servers: websocket_ca = { "proxy.example.org:443" = "proxy-ca.crt" }. A
+    /// proxy there that ends TLS may present a certificate from them. Only the TLS around a WebSocket to that server
+    /// trusts them. Default: none.
+    #[serde(default)]
+    websocket_ca: BTreeMap<String, FilePath>,
     /// Name in the certificates of servers. Default: the host of each entry.
     tls_server_name: Option<String>,
     /// Name of this machine at the servers. Default: the host's name, up to the first dot.
@@ -240,6 +246,7 @@ impl ClientConfigFile {
         for name in [password_file, ca, cert, key, token_file].into_iter().flatten() {
             *name = dir.join(&*name);
         }
+        file.websocket_ca.values_mut().for_each(|name| name.0 = dir.join(&name.0));
         Ok(file)
     }
 
@@ -251,6 +258,7 @@ impl ClientConfigFile {
             let more = [
                 ("token_file", self.token_file.is_some()),
                 ("tls_server_name", self.tls_server_name.is_some()),
+                ("websocket_ca", !self.websocket_ca.is_empty()),
                 ("ssh_resume_timeout", self.ssh_resume_timeout.is_some()),
                 ("resume_timeout", self.resume_timeout.is_some()),
             ];
@@ -265,15 +273,18 @@ impl ClientConfigFile {
         if servers.is_empty() {
             return Err(field("servers", &"is empty; name at least one HOST:PORT"));
         }
-        let name = self.tls_server_name.as_ref().map(|name| name.parse());
+        if let Some(stray) = ServerEntry::stray_ca(&servers, &self.websocket_ca) {
+            return Err(field("websocket_ca", &format_args!("{stray}: {EXPECTED_ENTRY}")));
+        }
+        let name = self.tls_server_name.as_ref().map(|name| name.parse()).transpose();
+        let name = name.map_err(|why| field("tls_server_name", &why))?;
         let device = match &self.device {
             Some(device) => device.parse().map_err(|why| field("device", &why))?,
             None => device_of_this_machine()?,
         };
         let asked = ResumeTimeouts::default();
         Ok(Some(UserLinkConfig {
-            servers,
-            tls_server_name: name.transpose().map_err(|why| field("tls_server_name", &why))?,
+            servers: servers.iter().map(|server| server.address(name.as_ref(), &self.websocket_ca)).collect(),
             device,
             proof: self.credentials(path)?,
             ca: self.ca.clone(),
@@ -385,6 +396,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::config::edge::ServerAddress;
     use tunnel_base::drain::Drain;
     use tunnel_net::reload::FileWatcher;
 
@@ -472,7 +484,8 @@ mod tests {
         let read = |text: &str| links(home.path(), text, 0o600).0.unwrap();
         assert!(read("server = \"a:1\"\nuser = \"ops\"\n").is_none());
         let both = "servers = [\"a.example:9000\", \"[::1]:9\"]\nuser = \"alice\"\ndevice = \"Laptop\"\nca = \"ca.crt\"\n";
-        let found = read(&format!("{both}token = \"t1\"\ntls_server_name = \"b\"\n")).unwrap();
+        let more = "tls_server_name = \"b\"\nwebsocket_ca = { \"[::1]:9\" = \"proxy.crt\" }\n";
+        let found = read(&format!("{both}token = \"t1\"\n{more}")).unwrap();
         let token = |found: &UserLinkConfig| match &found.proof {
             UserCredentials::Token(user, tokens) => (user.to_string(), tokens.load()[0].reveal().to_owned()),
             other => panic!("{other:?}"),
@@ -480,9 +493,16 @@ mod tests {
         let alice = |token: &str| ("alice".to_owned(), token.to_owned());
         assert_eq!(token(&found), alice("t1"));
         assert!(!format!("{found:?}").contains("t1"));
-        let UserLinkConfig { servers, tls_server_name, device, ca, .. } = found;
-        assert_eq!(servers, ["a.example:9000".parse().unwrap(), "[::1]:9".parse().unwrap()]);
-        assert_eq!((tls_server_name, ca), (Some("b".parse().unwrap()), Some(dir.join("ca.crt"))));
+        let UserLinkConfig { servers, device, ca, .. } = found;
+        let server = |at: &str, websocket_ca| ServerAddress {
+            at: at.parse().unwrap(),
+            dns: "b".parse().unwrap(),
+            is_websocket: false,
+            websocket_ca,
+        };
+        let proxy_ca = Some(dir.join("proxy.crt"));
+        assert_eq!(servers, [server("a.example:9000", None), server("[::1]:9", proxy_ca)]);
+        assert_eq!(ca, Some(dir.join("ca.crt")));
         assert_eq!(device.as_str(), "laptop");
         std::fs::write(dir.join("token"), "t2\n").unwrap();
         std::fs::set_permissions(dir.join("token"), Permissions::from_mode(0o600)).unwrap();
@@ -517,6 +537,11 @@ mod tests {
             (token.replace("servers = [\"a:1\"]\n", ""), 0o600, "token requires servers"),
             (format!("{token}device = \"a_b\"\n"), 0o600, "device: \"a_b\" is not a device"),
             (format!("{token}cert = \"c\"\n"), 0o600, "cert requires key"),
+            (
+                format!("{token}websocket_ca = {{ \"a:2\" = \"c\" }}\n"),
+                0o600,
+                "websocket_ca: \"a:2\": expected an entry of servers",
+            ),
         ] {
             let error = links(home.path(), &text, mode).0.unwrap_err();
             assert!(error.code == 78 && error.text.contains(expected), "{error}");

@@ -2,6 +2,8 @@
 
 pub mod csr;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +56,12 @@ pub struct UplinkConfig {
     ///
     /// Required: `["tunnel.example.org:9000"]`
     pub servers: Vec<ServerEntry>,
+    /// Files (PEM) of CAs, each for an entry of servers. A proxy there that ends TLS may present a certificate from them,
+    /// as well as from a CA of the system or of ca. Only the TLS around a WebSocket to that server trusts them. Read for
+    /// each link. Default: none.
+    ///
+    /// Example: `{ "proxy.example.org:443" = "/etc/tunnel/certs/proxy-ca.crt" }`
+    pub websocket_ca: BTreeMap<String, FilePath>,
     /// The ports for operators.
     #[serde(skip)]
     pub ports: AdminPorts,
@@ -71,9 +79,9 @@ pub struct UplinkConfig {
 }
 
 impl UplinkConfig {
-    /// Returns the servers, each with the name that its certificate must contain.
+    /// Returns the servers, each with the name that its certificate must contain, and the CAs of its proxy.
     pub fn server_addresses(&self) -> impl Iterator<Item = ServerAddress> {
-        self.servers.iter().map(|server| server.address(self.tls_server_name.as_ref()))
+        self.servers.iter().map(|server| server.address(self.tls_server_name.as_ref(), &self.websocket_ca))
     }
 }
 
@@ -88,10 +96,18 @@ pub struct ServerEntry {
 }
 
 impl ServerEntry {
-    /// Returns the address with the name that the server's certificate must contain; the host by default.
-    pub(crate) fn address(&self, name: Option<&Host>) -> ServerAddress {
+    /// Returns the address with the name that the server's certificate must contain, the host by default, and its file of
+    /// these.
+    pub fn address(&self, name: Option<&Host>, cas: &BTreeMap<String, FilePath>) -> ServerAddress {
         let Self { at, is_websocket } = self.clone();
-        ServerAddress { dns: name.unwrap_or(&at.host).clone(), at, is_websocket }
+        let websocket_ca = cas.get(&self.to_string()).map(|file| file.0.clone());
+        ServerAddress { dns: name.unwrap_or(&at.host).clone(), at, is_websocket, websocket_ca }
+    }
+
+    /// Returns the key of a file of CAs that is for none of these servers.
+    pub(crate) fn stray_ca(servers: &[Self], cas: &BTreeMap<String, FilePath>) -> Option<String> {
+        let stray = cas.keys().find(|key| servers.iter().all(|server| server.to_string() != **key));
+        stray.map(|key| format!("{:?}", value::excerpt(key)))
     }
 }
 
@@ -127,11 +143,14 @@ impl Serialize for ServerEntry {
 
 /// What requires a WebSocket, before an address.
 const WEBSOCKET: &str = "wss://";
+/// What is expected as a key of `websocket_ca`.
+pub(crate) const EXPECTED_ENTRY: &str = "expected an entry of servers, written as there";
 const SERVER_EXPECTED: &str =
     "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
 
 /// The address of a server that an edge dials, with the name that its certificate must contain.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(derive_more::Display, Debug, Clone, PartialEq, Eq)]
+#[display("{}{at}", if *is_websocket { WEBSOCKET } else { "" })]
 pub struct ServerAddress {
     /// The address to dial.
     pub at: Target,
@@ -139,6 +158,8 @@ pub struct ServerAddress {
     pub dns: Host,
     /// Whether links to it are always inside of a WebSocket.
     pub is_websocket: bool,
+    /// File of the CAs of its proxy, which only the TLS around a WebSocket trusts.
+    pub websocket_ca: Option<PathBuf>,
 }
 
 /// `[edge.session]`: limits of sessions.
@@ -199,6 +220,10 @@ pub(crate) fn uplink(edge: &mut ConfigTableReader<'_>, certified: bool) -> Uplin
         UplinkConfig { ports: AdminPorts::read(&mut table), proxy: edge.env.proxy.clone(), ..keys };
     if uplink.servers.is_empty() && !table.is_wrong("servers") {
         table.error("servers", None, "list the servers' addresses as host:port");
+    }
+    let stray = ServerEntry::stray_ca(&uplink.servers, &uplink.websocket_ca);
+    if stray.is_some() && !table.is_wrong("servers") {
+        table.error("websocket_ca", stray, EXPECTED_ENTRY);
     }
     if !table.has("node") {
         uplink.node = env_node(&table).unwrap_or(uplink.node);

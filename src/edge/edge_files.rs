@@ -71,8 +71,11 @@ impl LoadedEdgeFiles {
         let trust = Trust::Ca(uplink.ca.to_path_buf());
         let tls = TlsClientConfig { trust, identity: None, alpn: link_alpn() }.load();
         let tls = startup.collect(StartupErrorKind::Config, &["edge.uplink.ca"], tls);
-        let servers = uplink.server_addresses().map(|server| ServerEndpoint::new(&server)).collect();
+        let servers = uplink.server_addresses().map(ServerEndpoint::new).collect();
         let servers = startup.collect(StartupErrorKind::Config, &["edge.uplink.tls_server_name"], servers);
+        for ca in uplink.websocket_ca.values() {
+            startup.check_certs("edge.uplink.websocket_ca", Some(ca));
+        }
         let targets = targets(&settings.target_tls, startup);
         let tokens = tokens(uplink, startup);
         let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], uplink.proxy.parse());

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::edge::ServerEntry;
+use crate::config::edge::ServerAddress;
 use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
 use crate::paths::uplinks::Uplinks;
 use crate::route::{OpenError, ResumeTimeouts, SessionRequest, SessionRouter};
@@ -36,9 +36,7 @@ use tunnel_proto::names::{DeviceName, Host, Instance, NodeName, Target, UserName
 #[derive(Debug, Clone)]
 pub struct UserLinkConfig {
     /// Servers in order of preference, at least one.
-    pub servers: Vec<ServerEntry>,
-    /// Name in the servers' certificate, if it differs from the dialled name.
-    pub tls_server_name: Option<Host>,
+    pub servers: Vec<ServerAddress>,
     /// The user's machine.
     pub device: DeviceName,
     /// How the user is proved.
@@ -214,7 +212,7 @@ impl UserUplinks {
 
 /// Reads the files, and creates the dialer of the links.
 fn dialer(config: UserLinkConfig, link_context: LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
-    let UserLinkConfig { servers, tls_server_name, device, proof, ca, proxy, .. } = config;
+    let UserLinkConfig { servers, device, proof, ca, proxy, .. } = config;
     let (name, tokens, identity) = match proof {
         UserCredentials::Token(user, tokens) => (Some(user), tokens, None),
         UserCredentials::Certificate(identity) => (None, ReloadedValue::fixed(Vec::new()), Some(identity)),
@@ -222,8 +220,7 @@ fn dialer(config: UserLinkConfig, link_context: LinkContext, pool: BufferPool) -
     let trust = ca.clone().map_or(Trust::System, Trust::Ca);
     let tls = TlsClientConfig { trust, identity, alpn: link_alpn() };
     let tls = tls.load().map_err(|cause| cause.to_string())?;
-    let address = |server: &ServerEntry| ServerEndpoint::new(&server.address(tls_server_name.as_ref()));
-    let servers = servers.iter().map(address).collect::<Result<_, _>>()?;
+    let servers = servers.into_iter().map(ServerEndpoint::new).collect::<Result<_, _>>()?;
     Ok(LinkDialer {
         node: NodeName::none(),
         is_last_good: Arc::default(),

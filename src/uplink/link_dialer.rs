@@ -98,6 +98,8 @@ pub(crate) struct ServerEndpoint {
     /// Whether the next attempt presents no certificate.
     declined: AtomicBool,
     websocket: WebSocketUse,
+    /// File of the CAs of its proxy, which only the TLS around a WebSocket trusts.
+    websocket_ca: Option<PathBuf>,
 }
 
 /// Why a link could not be dialled.
@@ -152,13 +154,13 @@ impl ServerEndpoint {
     /// # Errors
     ///
     /// Returns an error if the name expected in the server's certificate is invalid.
-    pub(crate) fn new(server: &ServerAddress) -> Result<Self, String> {
+    pub(crate) fn new(server: ServerAddress) -> Result<Self, String> {
+        let ServerAddress { at, dns, is_websocket, websocket_ca } = server;
+        let name = tls::server_name(&dns.to_string())?;
         // `:authority` contains the name in the certificate, as Go's edges send it.
-        let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-        let at = server.at.clone();
-        let name = tls::server_name(&server.dns.to_string())?;
-        let websocket = WebSocketUse::new(server.is_websocket);
-        Ok(Self { at, name, authority, declined: AtomicBool::new(false), websocket })
+        let authority = Target { host: dns, port: at.port }.to_string();
+        let websocket = WebSocketUse::new(is_websocket);
+        Ok(Self { at, name, authority, declined: AtomicBool::new(false), websocket, websocket_ca })
     }
 }
 
@@ -332,11 +334,12 @@ impl LinkDialer {
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
         let late = |_| failed("tls_timeout")(silent(CONNECT_TIMEOUT));
-        let trust = Trust::Public(self.ca.clone());
+        let trust = Trust::Public(self.ca.iter().cloned().collect());
         let proxy = self.proxy.as_ref();
-        let socket = OutboundProxy::encrypted(proxy, socket, &to.at, trust.clone(), CONNECT_TIMEOUT);
+        let socket = OutboundProxy::encrypted(proxy, socket, &to.at, trust, CONNECT_TIMEOUT);
         let socket = Box::pin(socket).await.map_err(failed("proxy"))?;
         let socket = if websocket.is_some() {
+            let trust = Trust::Public(self.ca.iter().chain(&to.websocket_ca).cloned().collect());
             let connecting = websocket::connect(socket, &to.at, trust, self.pool.clone());
             let connected = timeout(CONNECT_TIMEOUT, Box::pin(connecting)).await.map_err(late)?;
             Either::Right(connected.map_err(failed("websocket"))?)

@@ -211,6 +211,21 @@ async fn a_wrong_certificate_and_wrong_cas_are_reported_at_once() {
 }
 
 #[tokio::test]
+async fn a_missing_file_of_cas_and_one_for_no_server_prevent_an_edges_start() {
+    let place = TestDir::new();
+    let edge = |entry: &str| {
+        place.edge("node1", "a.example:443", &format!("websocket_ca = {{ \"{entry}\" = \"/missing.crt\" }}"))
+    };
+    let env = Environment::default();
+    let failed = Edge::start(Settings::read(&edge("a.example:443"), &env).unwrap().0, None).unwrap_err();
+    let text = "edge.uplink.websocket_ca: cannot read /missing.crt: No such file or directory";
+    assert!(failed.to_string().contains(text), "{failed}");
+    let failed = Settings::read(&edge("b.example:443"), &env).unwrap_err().to_string();
+    let text = "edge.uplink.websocket_ca: \"b.example:443\": expected an entry of servers, written as there";
+    assert!(failed.contains(text), "{failed}");
+}
+
+#[tokio::test]
 async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
     let place = TestDir::new();
     place.file("mine", &format!("{TOKEN}\n"));

@@ -17,6 +17,7 @@ use tunnel::command::join::{self, JoinArgs};
 use tunnel::command::token::{self, TokenCommand};
 use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
+use tunnel::config::edge::ServerAddress;
 use tunnel::enrolment::JoinRefusal;
 use tunnel::invitations::code::InvitationCode;
 use tunnel::registry::history::WhyUnlinked;
@@ -26,6 +27,7 @@ use tunnel_link::grpc::enrol::JoinCredentials;
 use crate::doctor::certify;
 use crate::support::clients::{assert_echo, get};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
+use crate::support::users::server_address;
 use crate::support::{assert_eventually, live, pause_time, servers, targets, wait_until, wait_within};
 use crate::words::LogLines;
 
@@ -184,8 +186,8 @@ async fn a_machine_that_joins_knows_the_other_servers_that_it_reaches() {
     assert!(settings(&to).contains(&format!("servers = [\"{second}\", \"{first}\"]\n")), "{}", settings(&to));
     let code = invited_user(&servers[0], "alice", Duration::from_secs(60)).await;
     let links = join_as_user(&place, second, &code, "laptop").await.unwrap();
-    assert_eq!(links.servers, [second, first].map(|at| at.to_string().parse().unwrap()));
-    assert_eq!(links.tls_server_name, NAME.parse().ok());
+    let named = |at| ServerAddress { dns: NAME.parse().unwrap(), ..server_address(at) };
+    assert_eq!(links.servers, [second, first].map(named));
 }
 
 /// Runs `tunnel whoami` or `tunnel leave` on the device of [`join_as_user`].
@@ -574,7 +576,7 @@ async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_non
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "nothing else is left");
     assert_eq!(std::fs::read(dir.join("ca.crt")).unwrap(), std::fs::read(&place.files.ca).unwrap());
     assert_eq!(
-        (laptop.servers[0].clone(), laptop.servers.len(), laptop.device.as_str()),
+        (laptop.servers[0].at.clone(), laptop.servers.len(), laptop.device.as_str()),
         (at.to_string().parse().unwrap(), 2, "laptop")
     );
     let UserCredentials::Token(user, token) = &laptop.proof else { panic!("{laptop:?}") };

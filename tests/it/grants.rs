@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tonic::Code;
+use tunnel::config::edge::ServerAddress;
 use tunnel::uplink::client::{UserLinkConfig, UserUplinks};
 use tunnel_base::policy::grants::FOR_EVER;
 
@@ -30,7 +31,7 @@ fn cloud(place: &TestDir) -> (Vec<TestServer>, PathBuf) {
 
 /// Links, once the server has read what the user needs for it.
 async fn linked(links: &UserLinkConfig, server: &TestServer) -> UserUplinks {
-    let servers = vec![server.server.bound.grpc.to_string().parse().unwrap()];
+    let servers = vec![ServerAddress { at: server.server.bound.grpc.into(), ..links.servers[0].clone() }];
     let links = UserLinkConfig { servers, ..links.clone() };
     let linked = async {
         loop {

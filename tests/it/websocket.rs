@@ -106,6 +106,36 @@ async fn an_edge_links_through_a_proxy_without_http_2_and_both_ends_say_why() {
 }
 
 #[tokio::test]
+async fn a_ca_of_an_address_is_trusted_only_around_its_websocket() {
+    let (place, other, echo) = (TestDir::new(), TestDir::new(), targets::echo().await);
+    let server = TestServer::start(&place);
+    let proxies = async || proxy(&other, server.server.bound.grpc, &["http/1.1"], Onward::Tls).await;
+    let [named, unnamed] = [proxies().await, proxies().await];
+    let ca = |entry: &str| format!("websocket_ca = {{ \"{entry}\" = {:?} }}\n", other.files.ca);
+
+    let why = "a proxy ends TLS with another certificate";
+    let config = |node| place.edge(node, named, &ca(&named.to_string()));
+    let _edge = start_edge(&config("node1"));
+    assert_eq!(server.wait_for_node("node1").await.link.websocket(), Some(why));
+    assert_echo(&mut server.open(&at("node1", echo)).await, "through a WebSocket").await;
+
+    let found = findings(&place, DoctorRole::Edge, &config("node2"), |_| ()).await;
+    let text = format!("{named} is reached through a WebSocket, because {why}");
+    assert!(found.contains(&("path".into(), "warning".into(), text)), "{found:#?}");
+
+    // A server of that CA accepts the WebSocket, and the link's own TLS fails.
+    let their_server = TestServer::start(&other);
+    let theirs = format!("wss://{}", their_server.server.bound.grpc);
+    for (servers, entry, reason) in [
+        (format!("wss://{unnamed}\", \"127.0.0.1:1"), "127.0.0.1:1", "websocket"),
+        (theirs.clone(), &theirs, "tls"),
+    ] {
+        let edge = start_edge(&place.edge("node2", servers, &ca(entry)));
+        wait_until(reason, || edge.metrics.link_dial_failures.counted(reason) > 0).await;
+    }
+}
+
+#[tokio::test]
 async fn a_session_continues_when_the_proxy_is_restarted() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);

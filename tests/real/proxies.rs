@@ -20,21 +20,27 @@ fn links_pass_nginx_and_haproxy_and_their_sessions_outlive_a_restart_of_the_prox
         return;
     }
     let other_ca = "a proxy ends TLS with another certificate";
-    for (start, is_public, why) in [
-        (nginx as StartProxy, true, other_ca),
-        (nginx, false, "a proxy offers no HTTP/2 in TLS"),
-        (haproxy, true, other_ca),
-        (haproxy, false, "HTTP/2 is answered with status 502"),
+    // Where the edge finds the CA of the proxy.
+    for (start, ca_from, why) in [
+        (nginx as StartProxy, "SSL_CERT_FILE", other_ca),
+        (nginx, "ca", "a proxy offers no HTTP/2 in TLS"),
+        (haproxy, "websocket_ca", other_ca),
+        (haproxy, "ca", "HTTP/2 is answered with status 502"),
     ] {
         let (place, front) = (TestDir::new(), free_port());
         let mut cloud = ServerProcess::start(&place);
         let public = place.path().join("public");
         std::fs::create_dir(&public).unwrap();
         let public = Authority::new().write(&public, &["127.0.0.1"]);
-        let files = if is_public { &public } else { &place.files };
+        let files = if ca_from == "ca" { &place.files } else { &public };
         let proxy = start(&place, files, front, cloud.grpc);
-        let config = place.edge_config("node1", &format!("127.0.0.1:{front}"), free_port());
-        let trusted = public.ca.display().to_string();
+        let server = format!("127.0.0.1:{front}");
+        let mut config = place.edge_config("node1", &server, free_port());
+        let mut trusted = public.ca.display().to_string();
+        if ca_from == "websocket_ca" {
+            config += &format!("websocket_ca = {{ \"{server}\" = \"{trusted}\" }}\n");
+            trusted = place.files.ca.display().to_string();
+        }
         let mut edge = place.tunnel(("edge", "edge"), &config, &[("SSL_CERT_FILE", &trusted)], &[]);
         cloud.wait_for_node("node1");
         edge.wait_for_log(&format!("websocket=\"{why}\""));

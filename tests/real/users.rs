@@ -1,6 +1,7 @@
 //! Users whose devices have joined; and their revocation, by the clock, at servers that share only the store.
 #![expect(clippy::print_stdout, reason = "the times are worth reading")]
 
+use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,6 +11,7 @@ use std::thread;
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
+use tunnel::config::edge::ServerEntry;
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::enrolment::store::SecretHash;
 use tunnel::route::ResumeTimeouts;
@@ -46,8 +48,9 @@ pub(crate) fn tables(
 pub(crate) fn link_config(place: &TestDir, client: &str, port: u16) -> UserLinkConfig {
     let UserDevice { user, device } = client.parse().unwrap();
     UserLinkConfig {
-        servers: vec![format!("localhost:{port}").parse().unwrap()],
-        tls_server_name: None,
+        servers: vec![
+            format!("localhost:{port}").parse::<ServerEntry>().unwrap().address(None, &BTreeMap::new()),
+        ],
         device,
         proof: UserCredentials::Token(user, ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)])),
         ca: Some(place.files.ca.clone()),

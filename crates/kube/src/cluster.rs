@@ -104,8 +104,9 @@ impl Cluster {
             Some(url) => OutboundProxy::new(url, ""),
             None => OutboundProxy::new(&variable("HTTPS_PROXY"), &variable("NO_PROXY")),
         };
-        let ca = cluster.and_then(|cluster| cluster.certificate_authority.as_ref()).map(PathBuf::from);
-        Ok(proxy.map_err(|cause| config_error(&cause))?.map(|proxy| (proxy, Trust::Public(ca))))
+        let ca = cluster.and_then(|cluster| cluster.certificate_authority.as_ref());
+        let trust = Trust::Public(ca.map(PathBuf::from).into_iter().collect());
+        Ok(proxy.map_err(|cause| config_error(&cause))?.map(|proxy| (proxy, trust)))
     }
 
     /// Returns the names and addresses in the URL and in the expected certificate of kube-apiserver. IPv6 addresses are

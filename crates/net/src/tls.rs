@@ -88,9 +88,9 @@ pub enum Trust {
     Ca(PathBuf),
     /// Servers with a certificate from a CA that the system trusts.
     System,
-    /// Servers with a certificate from a CA in this file, or one that the system trusts. On a system without any, those
+    /// Servers with a certificate from a CA in these files, or one that the system trusts. On a system without any, those
     /// of Mozilla.
-    Public(Option<PathBuf>),
+    Public(Vec<PathBuf>),
     /// Any server: for loopback targets, where no third party is on the path, and where the operator allows it.
     NoVerify,
 }
@@ -145,35 +145,35 @@ impl TlsClientConfig {
     /// Reads the files now. Call [`ReloadedValue::load`] for each handshake, and watch it with a [`FileWatcher`].
     pub fn load(self) -> Result<ReloadedValue<ClientConfig>, ReloadError> {
         let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
-        let paths = identity.chain(self.trust.ca().cloned()).collect();
+        let paths = identity.chain(self.trust.cas().iter().cloned()).collect();
         ReloadedValue::new(paths, move |contents| match (&self.identity, contents) {
-            (Some(identity), [cert, key, ca @ ..]) => self.config(Some((identity, cert, key)), ca.first()),
-            (_, ca) => self.config(None, ca.first()),
+            (Some(identity), [cert, key, cas @ ..]) => self.config(Some((identity, cert, key)), cas),
+            (_, cas) => self.config(None, cas),
         })
     }
 
     fn config(
         &self,
         identity: Option<(&IdentityFiles, &[u8], &[u8])>,
-        ca: Option<&Vec<u8>>,
+        cas: &[Vec<u8>],
     ) -> Result<ClientConfig, String> {
         let provider = TlsParams::default().provider();
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(text)?;
-        let builder = match (&self.trust, ca) {
-            (Trust::Ca(path), Some(pem)) => builder.with_root_certificates(roots(path, pem)?),
-            (Trust::Ca(path), None) => return Err(format!("{} is missing", path.display())),
-            (Trust::Public(path), pem) => {
-                let mut public = system_roots()
-                    .unwrap_or_else(|_| webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect());
-                if let (Some(path), Some(pem)) = (path, pem) {
-                    public.extend(roots(path, pem)?.roots);
-                }
-                builder.with_root_certificates(public)
+        let mut trusted = match &self.trust {
+            Trust::Public(_) => {
+                system_roots().unwrap_or_else(|_| webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect())
             }
-            (Trust::System, _) => builder.with_root_certificates(system_roots()?),
-            (Trust::NoVerify, _) => {
+            Trust::System => system_roots()?,
+            Trust::Ca(_) | Trust::NoVerify => RootCertStore::empty(),
+        };
+        for (path, pem) in self.trust.cas().iter().zip(cas) {
+            trusted.extend(roots(path, pem)?.roots);
+        }
+        let builder = match &self.trust {
+            Trust::Ca(_) | Trust::Public(_) | Trust::System => builder.with_root_certificates(trusted),
+            Trust::NoVerify => {
                 let anyone = Arc::new(NoVerifier(Arc::clone(&provider)));
                 builder.dangerous().with_custom_certificate_verifier(anyone)
             }
@@ -259,10 +259,11 @@ impl ClientAuth {
 }
 
 impl Trust {
-    fn ca(&self) -> Option<&PathBuf> {
+    fn cas(&self) -> &[PathBuf] {
         match self {
-            Self::Ca(ca) | Self::Public(Some(ca)) => Some(ca),
-            Self::Public(None) | Self::System | Self::NoVerify => None,
+            Self::Ca(ca) => std::slice::from_ref(ca),
+            Self::Public(cas) => cas,
+            Self::System | Self::NoVerify => &[],
         }
     }
 }

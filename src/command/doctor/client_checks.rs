@@ -39,11 +39,10 @@ pub(super) fn caller(
     let tls = TlsClientConfig { trust, identity, alpn: link_alpn() }.load();
     let tls = tls.map_err(|why| Finding::error("config", why, "files that belong together", ""))?.load();
     found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
-    let servers = config.servers.iter().map(|server| server.address(config.tls_server_name.as_ref()));
     let instance = Instance::random();
     let hello = UserHello { proof, device: config.device.clone(), instance, is_backup: false };
     let caller = Caller {
-        servers: (servers.collect(), "servers in client.toml"),
+        servers: (config.servers.clone(), "servers in client.toml"),
         proxy: config.proxy.clone(),
         tls,
         ca: config.ca.clone(),

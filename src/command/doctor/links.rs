@@ -115,7 +115,7 @@ async fn check_server(
             let mut made = DoctorFindings::default();
             made.add_ok(check, &reached);
             let linking = async |made: &mut _| {
-                let trust = Trust::Public(caller.ca.clone());
+                let trust = Trust::Public(caller.ca.iter().cloned().collect());
                 let socket = OutboundProxy::encrypted(proxy, socket, &server.at, trust, TIMEOUT).await;
                 let socket = socket.map_err(not_proxied)?;
                 let io = secure(caller, server, socket, in_websocket, &reason).await?;
@@ -179,7 +179,8 @@ async fn secure(
     let name = tls::server_name(&server.dns.to_string());
     let name = name.map_err(|why| Finding::error("tls", why, "a name", ""))?;
     let socket = if in_websocket {
-        let connecting = websocket::connect(socket, at, Trust::Public(caller.ca.clone()), BufferPool::new());
+        let trust = Trust::Public(caller.ca.iter().chain(&server.websocket_ca).cloned().collect());
+        let connecting = websocket::connect(socket, at, trust, BufferPool::new());
         let connected = timeout(TIMEOUT, connecting).await.map_err(|_| {
             Finding::error(WEBSOCKET, format!("no WebSocket to {at} within {TIMEOUT:?}"), "", WEBSOCKET_HINT)
         })?;

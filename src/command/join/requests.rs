@@ -270,7 +270,7 @@ impl<'a> JoinClient<'a> {
         let is_inside = in_websocket.load(Relaxed);
         let made = async {
             let proxy = self.proxy.as_ref();
-            let trust = Trust::Public(None);
+            let trust = Trust::Public(Vec::new());
             let socket = OutboundProxy::encrypted(proxy, socket, &self.args.server, trust, TIMEOUT);
             let socket = socket.await.map_err(|why| unanswered(why.to_string()))?;
             let socket = if is_inside {

@@ -76,9 +76,10 @@ const OLD_SERVER_HINT: &str = "this server is too old for links of users; ask it
                                --server=https://HOST:PORT";
 
 /// The keys of an edge that these texts name, and what they are for a user.
-const USER_KEYS: [(&str, &str); 4] = [
+const USER_KEYS: [(&str, &str); 5] = [
     ("edge.uplink.servers", "servers in client.toml"),
     ("edge.uplink.ca", "ca in client.toml"),
+    ("edge.uplink.websocket_ca", "websocket_ca"),
     (
         "set edge.uplink.tls_server_name to a name in the certificate",
         "use a name in the certificate in servers",
@@ -126,7 +127,7 @@ pub fn hint(fault: &TlsHandshakeError) -> &'static str {
     match fault {
         TlsHandshakeError::UnknownIssuer => {
             "edge.uplink.ca must contain the CA that signed it: get that file from the operator of the \
-             server, unless another program answers there"
+             server, unless another program answers there; the CA of a proxy belongs into edge.uplink.websocket_ca"
         }
         TlsHandshakeError::Name(_) => {
             "set edge.uplink.tls_server_name to a name in the certificate, or reissue the server's \

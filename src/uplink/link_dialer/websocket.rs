@@ -110,7 +110,7 @@ pub(crate) async fn connect(
     let tls = TlsClientConfig { trust, identity: None, alpn: vec![HTTP_1.to_vec()] };
     // Reads the CAs of the system.
     let tls = spawn_blocking(|| tls.load()).await.map_err(|e| failed(true)(e.to_string()))?;
-    let tls = TlsConnector::from(tls.map_err(|e| failed(true)(e.to_string()))?.load());
+    let tls = TlsConnector::from(tls.map_err(|e| failed(false)(e.to_string()))?.load());
     let name = server_name(&at.host.to_string()).map_err(failed(true))?;
     let text = name.to_str().into_owned();
     let io = tls.connect(name, Buffered::new(socket, pool)).await;

@@ -1,9 +1,11 @@
 //! Users whose devices have joined, the links of their programs, and calls of the same role that follow a script.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use http::HeaderMap;
 use tonic::Code;
+use tunnel::config::edge::{ServerAddress, ServerEntry};
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::enrolment::store::SecretHash;
 use tunnel::route::ResumeTimeouts;
@@ -46,14 +48,18 @@ pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> U
     let UserDevice { user, device } = client.parse().unwrap();
     let tokens = ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)]);
     UserLinkConfig {
-        tls_server_name: None,
-        servers: servers.iter().map(|at| at.to_string().parse().unwrap()).collect(),
+        servers: servers.iter().map(|at| server_address(*at)).collect(),
         device,
         proof: UserCredentials::Token(user, tokens),
         ca: Some(place.files.ca.clone()),
         proxy: ProxyVariables::default(),
         resume_timeouts: ResumeTimeouts::default(),
     }
+}
+
+/// Returns the address of a server, whose certificate has it.
+pub(crate) fn server_address(at: SocketAddr) -> ServerAddress {
+    at.to_string().parse::<ServerEntry>().unwrap().address(None, &BTreeMap::new())
 }
 
 /// Links a device's program.

@@ -146,7 +146,7 @@ async fn a_proxy_of_https_gets_the_password_only_after_it_has_proved_its_name() 
         };
         let connecting = async {
             let socket = proxy.connect(&[at], &target, SOON).await.unwrap();
-            let trust = Trust::Public(Some(trusted.ca()));
+            let trust = Trust::Public(vec![trusted.ca()]);
             OutboundProxy::encrypted(Some(&proxy), socket, &target, trust, SOON).await
         };
         tokio::join!(play, connecting)

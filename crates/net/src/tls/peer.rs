@@ -56,7 +56,7 @@ impl PeerTlsConfig {
             let own = certs(&identity.cert, cert)?;
             let provider = TlsParams::default().provider();
             let peers = PeerVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
-            let config = client.config(Some((identity, cert, key)), Some(ca))?;
+            let config = client.config(Some((identity, cert, key)), std::slice::from_ref(ca))?;
             Ok(PeerTls { config: Arc::new(config), name: peers.name.clone() })
         })
     }

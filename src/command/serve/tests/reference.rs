@@ -104,6 +104,7 @@ pub(super) fn client() -> TableReference {
         let allowed = match &*names(&kind).join(" ") {
             "Option Vec String" => "a list of texts",
             "Option PathBuf" => "a file name",
+            "BTreeMap String FilePath" => "a table of file names",
             "Option Duration" => "a duration from 1s to 24h",
             "Option String" | "Option SecretString" => "a text",
             other => panic!("{key}: {other}"),

@@ -174,6 +174,9 @@ fn of_client() -> Json {
     let property = |key: &Key| {
         let schema = if key.allowed.starts_with("a list") {
             json!({ "type": "array", "items": { "type": "string" }, "description": key.about })
+        } else if key.allowed.starts_with("a table") {
+            let file = json!({ "type": "string" });
+            json!({ "type": "object", "additionalProperties": file, "description": key.about })
         } else {
             json!({ "type": "string", "description": key.about })
         };
