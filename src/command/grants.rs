@@ -14,6 +14,7 @@ use crate::command::format::duration;
 use crate::command::table::Table;
 use crate::command::{CommandResult, Format, examples, json};
 use crate::config::Environment;
+use crate::config::value::forms::DURATIONS;
 use crate::config::value::quantity;
 use crate::invitations::{GrantSelection, ListedEnrolment};
 use tunnel_base::policy::NodeGlob;
@@ -197,15 +198,13 @@ fn cell(field: &Value) -> String {
     }
 }
 
-/// The units of times in seconds.
-pub(super) const TIMES: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)];
-
 fn port(text: &str) -> Result<u16, &'static str> {
     text.parse().map(NonZeroU16::get).map_err(|_| "expected numbers from 1 to 65535, such as 22 for ssh")
 }
 
 fn lasting(text: &str) -> Result<u64, &'static str> {
-    let seconds = quantity(text, &TIMES).filter(|seconds| *seconds < FOR_EVER);
+    let seconds = quantity(text, &DURATIONS[1..]).map(|millis| millis / 1000);
+    let seconds = seconds.filter(|seconds| *seconds < FOR_EVER);
     let seconds = seconds.or((text == "ever").then_some(FOR_EVER));
     seconds.ok_or("expected a whole number with s, m, h or d, or ever")
 }

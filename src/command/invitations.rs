@@ -11,11 +11,12 @@ use crate::admin::invitations::{
 };
 use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
-use crate::command::grants::{GrantTerms, TIMES, given_text};
+use crate::command::grants::{GrantTerms, given_text};
 use crate::command::machine_files::tls_note;
 use crate::command::table::Table;
 use crate::command::{CommandError, CommandResult, Format, examples, shell_word};
 use crate::config::Environment;
+use crate::config::value::forms::DURATIONS;
 use crate::config::value::quantity;
 use crate::invitations::ListedEnrolment;
 use crate::invitations::code::InvitationCode;
@@ -308,8 +309,8 @@ const WARNING: u64 = 14 * 24 * 3600;
 
 fn lasting(text: &str) -> Result<Duration, String> {
     let expected = "expected a whole number with s, m, h or d, from 1m to 365d";
-    let seconds =
-        quantity(text, &TIMES).filter(|seconds| (MIN_INVITATION_SECONDS..=MAX_KEY_SECONDS).contains(seconds));
+    let seconds = quantity(text, &DURATIONS[1..]).map(|millis| millis / 1000);
+    let seconds = seconds.filter(|seconds| (MIN_INVITATION_SECONDS..=MAX_KEY_SECONDS).contains(seconds));
     Ok(Duration::from_secs(seconds.ok_or(expected)?))
 }
 

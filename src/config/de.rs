@@ -433,7 +433,7 @@ mod tests {
             "line 7: t.rules[0].nodes: \"n\": expected a list: [\"…\"]",
             "line 7: t.rules[0].prt: unknown key: did you mean port?",
             "line 7: t.rules[1]: 5: expected table: { … }",
-            "line 8: t.wait: 60: expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"",
+            "line 8: t.wait: 60: expected a whole number with its unit (ms, s, m, h or d) in quotes, for example \"5s\" or \"500ms\"",
             "line 9: t.count: 10: expected a whole number from 1 to 9",
             "line 10: t.size: \"4MB\": expected a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"",
             "line 11: t.lst: unknown key: did you mean list?",

@@ -106,6 +106,7 @@ mod tests {
     fn durations_and_sizes_need_a_unit() {
         assert_eq!(any_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(any_duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(any_duration("1d"), any_duration("24h"));
         assert_eq!(any_size("4MiB"), Ok(4 << 20));
         for bad in [
             "60",
@@ -113,7 +114,7 @@ mod tests {
             "s",
             "1.5s",
             "-1s",
-            "1d",
+            "1w",
             "1 s s",
             "+1s",
             "99999999999999999999s",

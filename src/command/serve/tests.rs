@@ -436,7 +436,7 @@ fn all_config_errors_are_reported_at_once_in_file_order() {
         "line 10: server.connect.rules[0].nodes: an empty list: it matches nothing; leave the key out to match everything, or fill the list",
         "line 10: server.connect.rules[0].port: unknown key: did you mean ports?",
         "line 10: server.connect.rules[1]: 5: expected table: { … }",
-        "line 12: server.session.resume_timeout: 60: expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"",
+        "line 12: server.session.resume_timeout: 60: expected a whole number with its unit (ms, s, m, h or d) in quotes, for example \"5s\" or \"500ms\"",
         "line 13: server.session.buffer_memory: \"1KiB\": expected at least 1MiB",
         "line 14: server.conect: unknown key: did you mean connect?",
         "line 15: sever: unknown key: did you mean server?",

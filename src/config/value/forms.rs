@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::value::{quantity, with_unit};
 
-/// A duration from `MIN` to `MAX` milliseconds: a whole number with `ms`, `s`, `m` or `h`.
+/// A duration from `MIN` to `MAX` milliseconds: a whole number with `ms`, `s`, `m`, `h` or `d`.
 pub(crate) struct Millis<const MIN: u64, const MAX: u64>;
 
 impl<const MIN: u64, const MAX: u64> Millis<MIN, MAX> {
@@ -25,7 +25,7 @@ impl<const MIN: u64, const MAX: u64> Millis<MIN, MAX> {
         if (MIN..=MAX).contains(&millis) {
             return Ok(Duration::from_millis(millis).into());
         }
-        let [least, most] = [MIN, MAX].map(|limit| with_unit(limit, &DURATIONS));
+        let [least, most] = [MIN, MAX].map(|limit| with_unit(limit, WRITTEN));
         Err(D::Error::custom(format_args!("expected a duration from {least} to {most}")))
     }
 
@@ -35,7 +35,7 @@ impl<const MIN: u64, const MAX: u64> Millis<MIN, MAX> {
         T: Copy + Into<Option<Duration>>,
     {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        (*value).into().map(|time| with_unit(millis(time), &DURATIONS)).serialize(serializer)
+        (*value).into().map(|time| with_unit(millis(time), WRITTEN)).serialize(serializer)
     }
 }
 
@@ -137,12 +137,16 @@ pub(crate) fn remote_addresses<'de, D: Deserializer<'de>>(
 const LISTEN_ADDRESS: &str = "expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
 
 const DURATION: &str =
-    "expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"";
+    "expected a whole number with its unit (ms, s, m, h or d) in quotes, for example \"5s\" or \"500ms\"";
 
 const SIZE: &str = "expected a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"";
 
 /// Units of time, in milliseconds. No timeout needs a smaller unit.
-pub(crate) const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+pub(crate) const DURATIONS: [(&str, u64); 5] =
+    [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+
+/// The units in which values are written: 24 hours are "24h", not "1d".
+const WRITTEN: &[(&str, u64)] = DURATIONS.split_at(4).0;
 
 /// Units of size, in bytes. Powers of two only: "MB" is ambiguous.
 pub(crate) const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];

@@ -27,7 +27,7 @@ fn object(about: &str, properties: &Map<String, Json>) -> Json {
 }
 
 /// Returns the pattern of a whole number with one of these units.
-fn quantity(units: [(&str, u64); 4]) -> Json {
+fn quantity<const N: usize>(units: [(&str, u64); N]) -> Json {
     json!({ "type": "string", "pattern": format!("^[0-9]+ ?({})$", units.map(|(name, _)| name).join("|")) })
 }
 
