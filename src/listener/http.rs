@@ -19,6 +19,7 @@ use crate::admission::denial::Denial;
 use crate::admission::forward::forward;
 use crate::admission::requests::credentials;
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
+use crate::config::WarningKind;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;
@@ -110,6 +111,8 @@ pub(crate) fn warn_if_open(
             more => format!("{stands_for} at every node (other entries of this table: {})", more - 1),
         };
         access.warn_if_open(table.key("ports"), *at, proofs, &reached, &mut table.report());
+    } else if table.is_present() && !table.is_wrong("ports") {
+        table.warn("ports", WarningKind::Unexpected, "no port is set, so this table serves nothing");
     }
 }
 

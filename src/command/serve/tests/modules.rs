@@ -165,7 +165,10 @@ fn an_invalid_https_setting_is_reported_with_its_key() {
     assert!(reported[1].contains("server.http.ports.\"1\": \"a\": \"a\" has no port"), "{reported:?}");
     let (_, warnings) =
         cloud(&format!("{CLOSED}[server.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
-    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["server.https.mode"]);
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["server.https.mode", "server.https.ports"]);
+    // Such a table serves nothing.
+    let (_, warnings) = cloud(&format!("{CLOSED}[server.http]\nallow_from = [\"127.0.0.1\"]\n"));
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["server.http.ports"]);
 }
 
 #[test]
