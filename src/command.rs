@@ -61,6 +61,7 @@ use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
 use crate::command::status::NodesArgs;
 use crate::parts;
+use tunnel_base::metrics::REVISION;
 
 /// The error of a command for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -421,13 +422,11 @@ fn examples(command: &str) -> String {
     format!("Examples:\n{}", own.unwrap_or_default())
 }
 
-/// The version, with the optional parts that are compiled in.
+/// The version, with the revision, if the build knew it, and the optional parts that are compiled in.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "{} (features: {})",
-        env!("CARGO_PKG_VERSION"),
-        parts::compiled_in().collect::<Vec<_>>().join(", ")
-    )
+    let features = parts::compiled_in().collect::<Vec<_>>().join(", ");
+    let revision = REVISION.map(|revision| format!("revision {revision}; ")).unwrap_or_default();
+    format!("{} ({revision}features: {features})", env!("CARGO_PKG_VERSION"))
 });
 
 /// The template of the help, with the commands in groups. Those that no group names follow at the end.
@@ -568,7 +567,9 @@ mod tests {
     fn the_version_lists_the_compiled_in_features() {
         let error = Args::read(["tunnel", "--version"].into_iter().map(OsString::from)).unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with(&format!("tunnel {} (features: ", env!("CARGO_PKG_VERSION"))), "{text}");
+        assert!(text.starts_with(&format!("tunnel {} (", env!("CARGO_PKG_VERSION"))), "{text}");
+        assert_eq!(text.contains("(features: "), REVISION.is_none(), "{text}");
+        assert_eq!(text.contains("(revision "), REVISION.is_some(), "{text}");
         assert_eq!(text.contains("superedge"), parts::SUPEREDGE.is_ok(), "{text}");
     }
 

@@ -230,7 +230,8 @@ impl Metrics {
         metrics.expose_reasons();
         metrics.register(&mut all);
         let build = Family::<MetricLabels<2>, Gauge>::default();
-        build.get_or_create(&[("version", env!("CARGO_PKG_VERSION")), ("revision", REVISION)]).set(1);
+        let revision = ("revision", REVISION.unwrap_or("unknown"));
+        build.get_or_create(&[("version", env!("CARGO_PKG_VERSION")), revision]).set(1);
         all.register("tunnel_build_info", "Version and revision of this program; always 1", build);
         all.register_collector(Box::new(ProcessCollector));
         metrics.registry = Arc::new(all);
@@ -435,10 +436,7 @@ impl Drop for ActiveSessionGuard {
 }
 
 /// Git revision that this program was built from, if the build knew it.
-const REVISION: &str = match option_env!("TUNNEL_REVISION") {
-    Some(revision) => revision,
-    None => "unknown",
-};
+pub const REVISION: Option<&str> = option_env!("TUNNEL_REVISION");
 
 /// The expiration time of each certificate, by the config key of its file.
 #[derive(Debug, Clone, Default)]
@@ -614,8 +612,9 @@ mod tests {
                 .unwrap_or_else(|| panic!("no {name} in {text}"));
             line.trim().parse::<f64>().unwrap()
         };
+        let revision = REVISION.unwrap_or("unknown");
         let build =
-            format!("tunnel_build_info{{version=\"{}\",revision=\"{REVISION}\"}}", env!("CARGO_PKG_VERSION"));
+            format!("tunnel_build_info{{version=\"{}\",revision=\"{revision}\"}}", env!("CARGO_PKG_VERSION"));
         assert!((value(&build) - 1.0).abs() < f64::EPSILON);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
         let start = value("process_start_time_seconds");
