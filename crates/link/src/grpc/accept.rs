@@ -97,7 +97,7 @@ pub enum CallRejection {
     #[error("invalid token")]
     Token,
     /// Too many callers of this address could not. The token was not compared.
-    #[error("too many wrong tokens came from your address; it may try again in a minute")]
+    #[error("too many wrong tokens came from your address, or revoked ones; it may try again in a minute")]
     TooManyGuesses,
     /// This server cannot tell now whether the caller has proved its name, or has a grant.
     #[error("this server cannot check tokens, certificates or grants now; its log has the reason")]
