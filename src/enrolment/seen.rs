@@ -143,9 +143,13 @@ impl SharedEnrolments {
     pub(crate) fn machines(&self, now: u64) -> impl Fn(&str) -> SeenMachine {
         let known = self.seen.known();
         let uses = self.last_uses(now);
+        let enrolled = self.known();
+        let kept = enrolled.machines().filter_map(|(name, keep)| Some((name.clone(), keep?)));
+        let kept: HashMap<_, _> = kept.collect();
         move |name| {
             let mut machine = known.seen.get(name);
             machine.note(uses.get(name), now);
+            machine.keep = kept.get(name).copied().unwrap_or(machine.keep);
             machine
         }
     }

@@ -95,6 +95,10 @@ async fn operators_see_who_was_last_seen_when_and_which_devices_end_soon() {
     let output = run(&socket, "invite --user alice --keep").await.unwrap();
     let code = output.lines().find_map(|line| line.trim().strip_prefix("echo ")?.split(' ').next()).unwrap();
     join_as_user(&place, server.server.bound.grpc, code, "kept").await.unwrap();
+    // Also before the next write.
+    let output = run(&socket, "invitations list").await.unwrap();
+    let kept = output.lines().find(|row| row.split_whitespace().nth(1) == Some("kept")).unwrap();
+    assert!(kept.ends_with(" -"), "{output}");
     let _link = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
     let machine = place.path().join("edge7");
     join(server.server.bound.grpc, &invited(&server).await, &machine).await.unwrap();
