@@ -16,6 +16,7 @@ use crate::session_io::REVOKED;
 use crate::session_io::judged::{JudgedSession, RelayedSession, SessionSubject};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSessionGuard;
+use tunnel_link::link::Link;
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::names::{DeviceName, NodeName, SessionId, UserDevice};
@@ -100,8 +101,9 @@ impl RelayedUserSession {
         self.judged.revocation().map(|why| SessionError::new(ErrorCode::NotAllowed, why))
     }
 
-    /// Writes the access line of a session, or of its path through this server. In the second case it is parked.
-    pub(crate) fn end(mut self, ended: RelayOutcome) {
+    /// Writes the access line of a session over a user's `link`, or of its path through this server. In the second case it
+    /// is parked.
+    pub(crate) fn end(mut self, ended: RelayOutcome, link: &Link) {
         let RelayOutcome { why, to_acceptor, to_opener } = ended;
         // The opener of a session whose node is not found tries again.
         let fails = why.as_ref().is_some_and(|why| why.code == ErrorCode::NodeNotConnected);
@@ -119,6 +121,7 @@ impl RelayedUserSession {
         metrics.bytes_to_client.inc_by(to_opener);
         let (result, why) = match (self.revocation(), why) {
             (Some(why), _) => (REVOKED, why.reason),
+            (None, None) if link.is_closed() => ("moved", "the user's link has ended".to_owned()),
             (None, None) => ("moved", "the session left this path, to resume on another".to_owned()),
             (None, Some(why)) if why.code == ErrorCode::NoError => ("ok", "both ends finished".to_owned()),
             (None, Some(why)) => (why.code.name(), why.reason),

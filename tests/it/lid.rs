@@ -139,6 +139,7 @@ async fn a_login_without_a_line_ends_at_its_node_soon_after_its_right() {
     }
     sleep(AWAY).await;
     assert_eq!(edge.table.len(), 2, "they have rights");
+    assert!(lines.count("result=\"moved\" reason=\"the user's link has ended\"") >= 2, "{}", lines.text());
     let revoked = Instant::now();
     let enrolment = server.server.enrolment.get().unwrap();
     assert!(enrolment.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());

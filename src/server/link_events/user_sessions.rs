@@ -74,6 +74,7 @@ async fn relay(
     shared: Arc<ServerContext>,
 ) {
     let id = request.key().id;
+    let link = request.from().clone();
     let resumes = request.resumes();
     // What an earlier server has chosen is authorized, and never located again.
     let (node, target) = match request.place().cloned() {
@@ -102,7 +103,7 @@ async fn relay(
     let mut end = request.watch_end();
     if let Some((request, plain)) = Box::pin(shared.relay(request, &room)).await {
         let access = BridgeRequester::User(admitted.judged.clone());
-        return admitted.end(bridge_to_plain(request, plain, access, shared).await);
+        return admitted.end(bridge_to_plain(request, plain, access, shared).await, &link);
     }
     let ended = tokio::select! {
         biased;
@@ -113,7 +114,7 @@ async fn relay(
         }
     };
     if let Ok(ended) = ended {
-        admitted.end(ended);
+        admitted.end(ended, &link);
     }
 }
 
