@@ -263,19 +263,19 @@ impl SessionRouter {
         let mut search = PathSearch::new(&*self.paths, &node, parked.instance(), until, self.chance);
         search.restart_after_pause(parked.consecutive_losses).await;
         while parked.needs_path() {
-            if let Err(missing) = search.next().await {
-                let (code, why) = if missing.another {
-                    (ErrorCode::UnknownSession, format!("{far} {RESTARTED}"))
-                } else {
-                    self.paths.no_path(&far, timeout)
-                };
-                return parked.give_up(SessionError::new(code, why));
+            let found = search.next().await;
+            if found.is_ok() {
+                let answered = search.ask(|path| parked.resume(&path.link), parked.answered());
+                if timeout_at(until, answered).await.is_ok() {
+                    continue;
+                }
             }
-            let answered = search.ask(|path| parked.resume(&path.link), parked.answered());
-            if timeout_at(until, answered).await.is_err() {
-                let why = format!("{far} did not resume");
-                return parked.give_up(SessionError::new(ErrorCode::Cancelled, why));
-            }
+            let (code, why) = if found.is_err_and(|missing| missing.another) {
+                (ErrorCode::UnknownSession, format!("{far} {RESTARTED}"))
+            } else {
+                self.paths.no_path(&far, timeout)
+            };
+            return parked.give_up(SessionError::new(code, why));
         }
     }
 }
@@ -530,7 +530,9 @@ impl dyn PathProvider + '_ {
             return (ErrorCode::Cancelled, format!("{far} did not reconnect within {timeout}"));
         };
         if uplinks.is_linked() {
-            return (ErrorCode::Cancelled, format!("{far} was not found within {timeout}"));
+            let why =
+                format!("no server had a working link to {far} within {timeout}; this machine is linked");
+            return (ErrorCode::Cancelled, why);
         }
         let why = format!("this machine had no link to a server for {timeout}");
         match uplinks.failure() {

@@ -15,11 +15,12 @@ use tracing::Span;
 
 use crate::command::client::{ClientArgs, ClientSettings};
 use crate::command::connect::opener::SessionOpener;
-use crate::command::connect::session::{PrintLine, interrupted};
+use crate::command::connect::session::interrupted;
 use crate::command::connect::stdio::carry;
 use crate::command::{CommandError, CommandResult};
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
+use crate::uplink::path_report::PrintLine;
 use crate::uplink::proxy::{accept_own, serves_own_user_only};
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpListenSocket;

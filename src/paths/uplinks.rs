@@ -136,9 +136,10 @@ impl Uplinks {
         !self.state.lock().links.is_empty()
     }
 
-    /// Returns the time when a link was last lost.
-    pub(crate) fn lost(&self) -> Option<Instant> {
-        self.state.lock().lost
+    /// Returns the time since which there is no link, at the earliest `started`.
+    pub(crate) fn lost_since(&self, started: Instant) -> Option<Instant> {
+        let state = self.state.lock();
+        state.links.is_empty().then(|| state.lost.unwrap_or(started))
     }
 
     /// Returns a waiter for the next link, or for a denial of one.

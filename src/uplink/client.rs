@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
@@ -62,7 +62,7 @@ pub enum UserCredentials {
 #[derive(Debug)]
 pub struct UserUplinks {
     pub(crate) route: SessionRouter,
-    uplinks: Arc<Uplinks>,
+    pub(crate) uplinks: Arc<Uplinks>,
     table: Arc<SessionTable>,
     pub(crate) pool: BufferPool,
     pub(crate) metrics: Metrics,
@@ -186,11 +186,6 @@ impl UserUplinks {
     /// Returns the number of links.
     pub fn links(&self) -> usize {
         self.uplinks.all().len()
-    }
-
-    /// Returns the time since which there is no link, at the earliest `started`.
-    pub(crate) fn lost_since(&self, started: Instant) -> Option<Instant> {
-        (!self.uplinks.is_linked()).then(|| self.uplinks.lost().unwrap_or(started))
     }
 
     /// Resets the sessions that are open.

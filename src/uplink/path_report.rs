@@ -1,55 +1,125 @@
 //! Reports to a user that the path of her session is lost and works again, and why the session was interrupted.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::RESUME_TIMEOUT;
+use crate::paths::uplinks::{LinkFailure, Uplinks};
 use crate::uplink::client::UserUplinks;
 use tunnel_base::unix_time::in_words;
 use tunnel_link::table::handles::SessionMonitor;
 use tunnel_net::os::suspended;
-use tunnel_proto::frame::ErrorCode;
+use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::names::Target;
 
-/// Reports with `print_line` that the path of a session is lost, and that it works again, until the session is over. At
-/// its begin, that it may not be without a path for as long as a login should.
-pub async fn report_path(path: SessionMonitor, target: Target, print_line: impl Fn(&str)) {
-    let limit = in_words(path.resume_timeout().unwrap_or(RESUME_TIMEOUT));
-    if path.resume_timeout().is_none() && target.port == 22 {
-        print_line(&format!(
-            "without a line, this login ends after {limit}: the node of {target}, or a server, cannot keep it for longer"
-        ));
+/// How long a line is lost.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outage {
+    /// Since when the path has been lost.
+    lost: Option<Instant>,
+    /// How long the machine slept before the loss, or since. Its clock stood still meanwhile, and a path that was lost in
+    /// its sleep is noticed only then.
+    asleep: Duration,
+    /// The seconds for which the machine had slept at the last check.
+    suspended: Option<i64>,
+}
+
+impl Outage {
+    /// Adds the time for which the machine has slept since the last check. Returns false if it has not.
+    fn add_sleep(&mut self, suspended: i64) -> bool {
+        let slept = suspended - self.suspended.replace(suspended).unwrap_or(suspended);
+        // Each of the two clocks is read in whole seconds.
+        let slept = if slept > 1 { slept.unsigned_abs() } else { 0 };
+        self.asleep += Duration::from_secs(slept);
+        slept > 0
     }
-    let session = format!("the session to {target}");
-    let waits = format!("it waits for up to {limit}");
-    report(|| path.lost_since(), || path.is_over(), suspended, [&session, &waits], print_line).await;
+
+    fn lasted(&self) -> Duration {
+        self.lost.map_or(Duration::ZERO, |since| since.elapsed()) + self.asleep
+    }
+}
+
+/// Prints a line on the terminal.
+pub(crate) type PrintLine = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Reports to a user what happens to the line of one of her sessions.
+pub(crate) struct PathReport {
+    target: Target,
+    links: Arc<Uplinks>,
+    outage: Outage,
+    print_line: PrintLine,
+}
+
+impl PathReport {
+    pub(crate) fn new(target: Target, links: &UserUplinks, print_line: PrintLine) -> Self {
+        Self { target, links: links.uplinks.clone(), outage: Outage::default(), print_line }
+    }
+
+    /// Reports that the path is lost, and whose line that is, and that it works again, until the session is over. At its
+    /// begin, that it may not be without a path for as long as a login should.
+    pub(crate) async fn run(&mut self, path: SessionMonitor) {
+        let Self { target, links, outage, print_line } = self;
+        let limit = in_words(path.resume_timeout().unwrap_or(RESUME_TIMEOUT));
+        if path.resume_timeout().is_none() && target.port == 22 {
+            print_line(&format!(
+                "without a line, this login ends after {limit}: the node of {target}, or a server, cannot keep it for longer"
+            ));
+        }
+        let session = format!("the session to {target}");
+        let texts = (&*session, |links: &Uplinks| {
+            let is_linked = links.newest(None).is_some_and(|link| !link.is_unresponsive(Instant::now()));
+            let whose = match links.failure().filter(|failure| failure.is_denied) {
+                _ if is_linked => format!("the line of {}", target.host),
+                Some(LinkFailure { text, .. }) => format!("this machine's line, which is refused: {text}"),
+                None => "this machine's line".to_owned(),
+            };
+            format!("it waits for up to {limit} for {whose}")
+        });
+        report(links, |_| path.lost_since(), || path.is_over(), suspended, outage, texts, &**print_line)
+            .await;
+    }
+
+    /// Returns why the session was interrupted, for its user; `None` if it ended cleanly.
+    pub(crate) fn interruption(&self, path: &SessionMonitor) -> Option<String> {
+        let SessionError { code, mut reason } = path.ended()?;
+        if code == ErrorCode::UnknownSession {
+            let limit = path.resume_timeout().unwrap_or(RESUME_TIMEOUT);
+            let mut outage = self.outage;
+            outage.add_sleep(suspended());
+            let [lost, asleep, limit] = [outage.lasted(), outage.asleep, limit].map(in_words);
+            reason += &format!(
+                "; it had no line for {lost} (this machine slept for {asleep}), and is kept for {limit} without one"
+            );
+        }
+        Some(format!("{reason}; see the servers' access logs (session={})", path.id()))
+    }
 }
 
 /// Reports with `print_line` that a program has no link, and that it has one again, until it ends.
 pub async fn report_links(links: &UserUplinks, print_line: impl Fn(&str)) {
     let started = Instant::now();
-    let texts = ["all sessions", "the line to the servers is dialled again"];
-    report(|| links.lost_since(started), || false, suspended, texts, print_line).await;
+    let mut outage = Outage::default();
+    let texts = ("all sessions", |_: &Uplinks| "the line to the servers is dialled again".to_owned());
+    let lost_since = |links: &Uplinks| links.lost_since(started);
+    report(&links.uplinks, lost_since, || false, suspended, &mut outage, texts, print_line).await;
 }
 
-/// Reports losses of a line that carries `what`, with a `note`. `suspended` returns the seconds for which this machine has
-/// slept.
+/// Reports losses of a line of `links` that carries `what`, with a `note`. `suspended` returns the seconds for which this
+/// machine has slept.
 async fn report(
-    lost_since: impl Fn() -> Option<Instant>,
+    links: &Uplinks,
+    lost_since: impl Fn(&Uplinks) -> Option<Instant>,
     is_over: impl Fn() -> bool,
     suspended: impl Fn() -> i64,
-    [what, note]: [&str; 2],
+    outage: &mut Outage,
+    (what, note): (&str, impl Fn(&Uplinks) -> String),
     print_line: impl Fn(&str),
 ) {
-    // Since when the path has been lost, and whether that was reported.
-    let mut lost = None;
+    // Whether the loss was reported, and when the machine woke.
     let mut reported = false;
-    // How long the machine slept before the loss, or since, and when it woke. Its clock stood still meanwhile, and a path
-    // that was lost in its sleep is noticed only then.
-    let mut asleep = Duration::ZERO;
     let mut woke = None;
-    let mut suspended_before = suspended();
     let mut checks = interval(CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -57,44 +127,30 @@ async fn report(
         if is_over() {
             return;
         }
-        let suspended = suspended();
-        let slept = suspended - std::mem::replace(&mut suspended_before, suspended);
-        // Each of the two clocks is read in whole seconds.
-        if slept > 1 {
-            asleep += Duration::from_secs(slept.unsigned_abs());
+        if outage.add_sleep(suspended()) {
             woke = Some(Instant::now());
         }
-        match (lost_since(), lost) {
+        match (lost_since(links), outage.lost) {
             // A process that was suspended reads what arrived meanwhile before the next check.
-            (Some(since), None) => lost = Some(since),
+            (Some(since), None) => outage.lost = Some(since),
             (Some(_), Some(since)) if !reported && since.elapsed() >= REPORT_AFTER => {
-                print_line(&format!("line lost, resuming {what}; {note}"));
+                print_line(&format!("line lost, resuming {what}; {}", note(links)));
                 reported = true;
             }
             (Some(_), Some(_)) => {}
-            (None, Some(since)) => {
-                if reported || asleep > REPORT_AFTER {
-                    print_line(&format!("resumed {what} after {}", in_words(since.elapsed() + asleep)));
+            (None, Some(_)) => {
+                if reported || outage.asleep > REPORT_AFTER {
+                    print_line(&format!("resumed {what} after {}", in_words(outage.lasted())));
                 }
-                (lost, reported, asleep) = (None, false, Duration::ZERO);
+                *outage = Outage { suspended: outage.suspended, ..Outage::default() };
+                reported = false;
             }
             (None, None) if woke.is_none_or(|woke: Instant| woke.elapsed() >= WAKE_TIME) => {
-                asleep = Duration::ZERO
+                outage.asleep = Duration::ZERO;
             }
             (None, None) => {}
         }
     }
-}
-
-/// Returns why a session was interrupted, for its user; `None` if it ended cleanly.
-pub fn interruption(path: &SessionMonitor) -> Option<String> {
-    let why = path.ended()?;
-    let limit = in_words(path.resume_timeout().unwrap_or(RESUME_TIMEOUT));
-    let limit = match why.code {
-        ErrorCode::UnknownSession => format!("; without a line it is kept for {limit}"),
-        _ => String::new(),
-    };
-    Some(format!("{}{limit}; see the servers' access logs (session={})", why.reason, path.id()))
 }
 
 /// Interval of checks.
@@ -115,6 +171,22 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
+    use tunnel_proto::names::NodeName;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_counts_the_sleep_of_the_machine_also_after_the_last_check() {
+        let mut outage = Outage::default();
+        let started = Instant::now();
+        let links = Uplinks::new(NodeName::none());
+        let lost_since = |_: &Uplinks| (started.elapsed() > Duration::from_secs(10)).then_some(started);
+        let slept = || if started.elapsed() < Duration::from_secs(20) { 5 } else { 3605 };
+        let texts = ("it", |_: &Uplinks| String::new());
+        let is_over = || started.elapsed() > Duration::from_secs(100);
+        report(&links, lost_since, is_over, slept, &mut outage, texts, |_| {}).await;
+        assert_eq!([outage.lasted(), outage.asleep].map(in_words), ["1 h 1 min", "1 h"]);
+        assert!(outage.add_sleep(3605 + 13 * 3600) && !outage.add_sleep(3606 + 13 * 3600));
+        assert_eq!([outage.lasted(), outage.asleep].map(in_words), ["14 h 1 min", "14 h"]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_lost_path_is_reported_after_three_seconds_and_its_return_with_the_time_asleep() {
@@ -128,9 +200,13 @@ mod tests {
         let read = lost.clone();
         let ended = over.clone();
         let slept = asleep.clone();
+        let mut outage = Outage::default();
         reporting.spawn(async move {
-            let texts = ["node1:22", "it waits"];
-            report(|| *read.lock(), || ended.load(Relaxed), || slept.load(Relaxed), texts, print).await;
+            let texts = ("node1:22", |_: &Uplinks| "it waits".to_owned());
+            let links = Uplinks::new(NodeName::none());
+            let lost_since = |_: &Uplinks| *read.lock();
+            let over = || ended.load(Relaxed);
+            report(&links, lost_since, over, || slept.load(Relaxed), &mut outage, texts, print).await;
         });
         let lose = |for_seconds: f64| {
             let lost = lost.clone();

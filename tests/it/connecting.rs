@@ -18,7 +18,7 @@ use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, TestServer, at, edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::{Stopwatch, assert_eventually, pause_time, spawn, targets, users};
 
 #[derive(Debug, Parser)]
@@ -78,6 +78,11 @@ impl Local {
     pub(crate) async fn refusal(&mut self) -> String {
         assert_reset(&mut self.client().await).await;
         assert_eventually("the refusal", self.messages.recv()).await.unwrap()
+    }
+
+    /// Returns the next message, while the time of the test jumps.
+    async fn message_within_an_hour(&mut self) -> String {
+        tokio::time::timeout(Duration::from_secs(3600), self.messages.recv()).await.unwrap().unwrap()
     }
 
     pub(crate) async fn wait_for_end(self) {
@@ -163,12 +168,60 @@ async fn tunnel_connect_reports_that_the_path_of_its_link_is_lost_and_works_agai
     assert_echo(&mut client, "hello").await;
     line.freeze(true);
     let message = assert_eventually("the loss", local.messages.recv()).await.unwrap();
-    let expected = format!("tunnel: line lost, resuming the session to {target}; it waits for up to 10 min");
+    let waits = "it waits for up to 10 min for this machine's line";
+    let expected = format!("tunnel: line lost, resuming the session to {target}; {waits}");
     assert_eq!(message, expected);
     line.freeze(false);
     let message = assert_eventually("the return", local.messages.recv()).await.unwrap();
     assert!(message.starts_with(&format!("tunnel: resumed the session to {target} after ")), "{message}");
     assert_echo(&mut client, "nothing lost").await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_users_session_names_whose_line_was_lost_and_the_limit() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = users::server(&place, "").await;
+    let [to_laptop, to_edge] =
+        [Line::to(server.server.bound.grpc).await, Line::to(server.server.bound.grpc).await];
+    let _edge = start_edge(&place.edge("node1", to_edge.at, ""));
+    server.wait_for_node("node1").await;
+    let target = at("node1", echo);
+    let mut local = Local::start_with(&[&target], home_of_alice(&place, to_laptop.at)).await;
+    let lost = |whose| {
+        format!("tunnel: line lost, resuming the session to {target}; it waits for up to 10 min for {whose}")
+    };
+    let cut = |line: &Line| {
+        line.route_to("127.0.0.1:1".parse().unwrap());
+        line.reset();
+    };
+    pause_time();
+    // The line of the node.
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    cut(&to_edge);
+    assert_eq!(local.message_within_an_hour().await, lost("the line of node1"));
+    let ended = local.message_within_an_hour().await;
+    let expected = "no server had a working link to node node1 within 10 min; this machine is linked";
+    assert!(ended.starts_with(&format!("tunnel: session interrupted: {expected}")), "{ended}");
+    to_edge.route_to(server.server.bound.grpc);
+    server.wait_for_node("node1").await;
+    // Another process of the node has none of its sessions.
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    cut(&to_edge);
+    let _next = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
+    let ended = local.message_within_an_hour().await;
+    let expected = "node node1 was restarted, which ended this session; it had no line for ";
+    assert!(ended.starts_with(&format!("tunnel: session interrupted: {expected}")), "{ended}");
+    assert!(ended.contains(" (this machine slept for 0 s), and is kept for 10 min"), "{ended}");
+    // The line of the laptop.
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    cut(&to_laptop);
+    assert_eq!(local.message_within_an_hour().await, lost("this machine's line"));
+    let ended = local.message_within_an_hour().await;
+    let expected = "this machine had no link to a server for 10 min: ";
+    assert!(ended.starts_with(&format!("tunnel: session interrupted: {expected}")), "{ended}");
 }
 
 #[tokio::test]

@@ -3,9 +3,10 @@
 use crate::admission::denial::Denial;
 use crate::command::client::ClientSettings;
 use crate::command::connect::port::ConnectPortClient;
-use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
+use crate::command::connect::session::{ConnectSession, ConnectStream};
 use crate::command::{CommandError, CommandResult};
 use crate::uplink::client::{UserLinkError, UserUplinks};
+use crate::uplink::path_report::{PathReport, PrintLine};
 use tunnel_proto::names::Target;
 
 /// Opens sessions: at a CONNECT port, or over links of this process.
@@ -40,7 +41,8 @@ impl SessionOpener {
         let session = session.map_err(|error| denied(&Denial::of_user(error.why, &links.route)))?;
         let from = "the servers".to_owned();
         let trace = session.id().to_string();
-        Ok(ConnectSession { stream: ConnectStream::Link(session, target.clone(), print_line), from, trace })
+        let report = PathReport::new(target.clone(), links, print_line);
+        Ok(ConnectSession { stream: ConnectStream::Link(session, report), from, trace })
     }
 
     /// Closes the links of this process.

@@ -1,19 +1,14 @@
 //! An open session of `tunnel connect`: what carries it, copying its bytes, and why it was interrupted.
 
 use std::io::ErrorKind;
-use std::sync::Arc;
 
 use crate::command::{CommandError, exit_code};
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, Side, copy_bidirectional};
-use crate::uplink::path_report::{interruption, report_path};
+use crate::uplink::path_report::PathReport;
 use tunnel_link::table::handles::Session;
 use tunnel_net::ChunkStream;
 use tunnel_net::socket::{AnyConnection, Connection as _, Socket};
-use tunnel_proto::names::Target;
-
-/// Prints a line on the terminal.
-pub(crate) type PrintLine = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// An open session.
 pub(crate) struct ConnectSession {
@@ -27,8 +22,8 @@ pub(crate) struct ConnectSession {
 /// What carries a session in this process.
 pub(crate) enum ConnectStream {
     Server(Socket<AnyConnection>),
-    /// A session of this process to this target, which is at no single server.
-    Link(Session, Target, PrintLine),
+    /// A session of this process, which is at no single server.
+    Link(Session, PathReport),
 }
 
 impl ConnectSession {
@@ -44,8 +39,8 @@ impl ConnectSession {
                 close(socket, Side::B, ended).await;
                 ended
             }
-            ConnectStream::Link(session, target, print_line) => {
-                let report = report_path(session.path_monitor(), target.clone(), |line| print_line(line));
+            ConnectStream::Link(session, report) => {
+                let report = report.run(session.path_monitor());
                 let mut reporting = std::pin::pin!(report);
                 // Dropping the session resets it, unless both directions have ended.
                 let mut copying = std::pin::pin!(copy_bidirectional(here, session));
@@ -63,8 +58,8 @@ impl ConnectSession {
     /// cause.
     pub(crate) fn interruption_error(&self, kind: ErrorKind) -> CommandError {
         let Self { from, trace, stream } = self;
-        if let ConnectStream::Link(session, ..) = stream
-            && let Some(why) = interruption(&session.path_monitor())
+        if let ConnectStream::Link(session, report) = stream
+            && let Some(why) = report.interruption(&session.path_monitor())
         {
             return interrupted(&why);
         }

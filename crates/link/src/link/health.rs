@@ -220,7 +220,8 @@ impl Link {
         }
     }
 
-    fn is_unresponsive(&self, now: Instant) -> bool {
+    /// Returns true if the remote has not answered for too long.
+    pub fn is_unresponsive(&self, now: Instant) -> bool {
         self.unresponsive_since(now).is_some()
     }
 

@@ -30,15 +30,14 @@ impl Tombstones {
 
     /// Returns the answer to a request for a recently ended session: the remote may have missed the first answer.
     pub(crate) fn refusal(&self, id: SessionId) -> Option<SessionError> {
-        self.0.get(&id).map(|ended| SessionError::new(ended.why, "session has ended"))
+        self.0.get(&id).map(|ended| SessionError::new(ended.why, ENDED))
     }
 
     /// Adds an ended session of a client; `why` is set if it did not end cleanly.
     pub(crate) fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<ErrorCode>, now: Instant) {
-        // These two would make the opener search elsewhere, or look like success.
-        let why = why
-            .filter(|code| !matches!(code, ErrorCode::NodeNotConnected | ErrorCode::NoError))
-            .unwrap_or(ErrorCode::UnknownSession);
+        // These would make the opener search elsewhere, look like success, or hide that no path was found in time.
+        let untold = [ErrorCode::NodeNotConnected, ErrorCode::NoError, ErrorCode::Cancelled];
+        let why = why.filter(|code| !untold.contains(code)).unwrap_or(ErrorCode::UnknownSession);
         self.0.insert(client, id, EndedSession { at: now, why }, now);
     }
 
@@ -63,9 +62,12 @@ impl SessionTable {
 
 /// Returns the refusal of a session that a remote does not find here.
 pub(crate) fn unknown_session() -> SessionError {
-    let why = "the other end no longer has this session: it was restarted, or this and other sessions had no path for too long";
-    SessionError::new(ErrorCode::UnknownSession, why)
+    SessionError::new(ErrorCode::UnknownSession, ENDED)
 }
+
+/// Why a session is not found here. Its opener adds for how long it had no path.
+const ENDED: &str = "the other end no longer has this session: it was restarted, the session had no path for too long, or other \
+                     sessions without one needed its place";
 
 /// Maximum number of ids of ended sessions: 4 MiB. A process with little memory keeps four for each of its sessions.
 const MAX_TOMBSTONES: usize = 8192;
@@ -85,6 +87,7 @@ mod tests {
             (Some(ErrorCode::TargetRefused), ErrorCode::TargetRefused),
             (Some(ErrorCode::NodeNotConnected), ErrorCode::UnknownSession),
             (Some(ErrorCode::NoError), ErrorCode::UnknownSession),
+            (Some(ErrorCode::Cancelled), ErrorCode::UnknownSession),
             (None, ErrorCode::UnknownSession),
         ] {
             ended.add(&"ann".into(), id, why, now);
