@@ -124,9 +124,6 @@ pub struct Args {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
-    /// End when the process that started this one ends; for `tunnel demo`.
-    #[arg(long, global = true, hide = true)]
-    pub end_with_parent: bool,
 }
 
 /// A command of the program.

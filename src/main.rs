@@ -33,7 +33,13 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
     os::use_small_pages();
-    let args = match Args::read(std::env::args_os()) {
+    let mut args: Vec<_> = std::env::args_os().collect();
+    if args.get(1).is_some_and(|first| first == "--end-with-parent") {
+        // Only the demo's processes have it. Without it they outlive a demo that is killed.
+        args.remove(1);
+        os::end_with_parent();
+    }
+    let args = match Args::read(args.into_iter()) {
         Ok(args) => args,
         Err(error) => {
             // If the output is closed, nothing else can show the error.
@@ -41,10 +47,6 @@ fn main() -> ExitCode {
             return if is_wrong(&error) { ExitCode::from(exit_code::USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    if args.end_with_parent {
-        // Without it the demo's processes outlive a demo that is killed.
-        os::end_with_parent();
-    }
     let env = Environment::read(variable);
     print_result(match args.command {
         Command::Server(command_args) => return run(Role::Server, &command_args),

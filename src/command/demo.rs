@@ -188,7 +188,7 @@ impl Demo {
         let log = OpenOptions::new().append(true).create(true).mode(0o600).open(log)?;
         // Its file may have been replaced meanwhile.
         let mut program = Command::new("/proc/self/exe");
-        program.arg0("tunnel").args(command).arg("--end-with-parent").stdin(Stdio::null());
+        program.arg0("tunnel").arg("--end-with-parent").args(command).stdin(Stdio::null());
         // Neither a proxy nor other settings of this shell apply, and Ctrl-C reaches only the demo itself.
         program.env_clear().env("XDG_CONFIG_HOME", &self.dir).process_group(0).kill_on_drop(true);
         program.stdout(stdout).stderr(log).spawn().context("cannot run this program again")
