@@ -439,6 +439,14 @@ pub enum EndKind {
     WriteFailed(io::ErrorKind),
 }
 
+impl CopyEnd {
+    /// Returns true if a session was evicted. Then nothing more is delivered, because bytes that wait take memory.
+    pub(crate) fn is_for_memory(self) -> bool {
+        use io::ErrorKind::OutOfMemory;
+        matches!(self.how, EndKind::ReadFailed(OutOfMemory) | EndKind::WriteFailed(OutOfMemory))
+    }
+}
+
 impl Side {
     /// Returns the other side.
     pub fn other(self) -> Self {
@@ -468,6 +476,7 @@ impl CopyEndRecord {
     /// Returns how long a failure lets the copying wait for the next byte to be accepted.
     fn flush_timeout(&self) -> Duration {
         match self.failed {
+            Some(end) if end.is_for_memory() => Duration::ZERO,
             Some(CopyEnd { how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe), .. }) => READER_PAUSE,
             _ => DELIVERY_TIMEOUT,
         }

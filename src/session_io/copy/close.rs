@@ -14,13 +14,14 @@ use tunnel_net::socket::{AnyConnection, Connection as _, Socket};
 
 /// Closes one side of an ended copy that is still set to [reset on drop](tunnel_net::socket::Connection::set_reset_on_drop).
 ///
-/// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, and dropping the
-/// socket resets the connection. The kernel still delivers the rest of a finished stream to a remote that reads slowly.
+/// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, unless a session
+/// was evicted, and dropping the socket resets the connection. The kernel still delivers the rest of a finished stream to
+/// a remote that reads slowly.
 pub async fn close(socket: &mut Socket<AnyConnection>, side: Side, ended: CopyEnd) {
     if ended.by == side || ended.how == EndKind::Finished {
         socket.io.set_reset_on_drop(false);
         close_gracefully(socket).await;
-    } else if !wait_acknowledged(socket).await && socket.is_finished() {
+    } else if !ended.is_for_memory() && !wait_acknowledged(socket).await && socket.is_finished() {
         socket.io.set_reset_on_drop(false);
     }
 }

@@ -398,6 +398,27 @@ async fn a_client_that_stops_reading_after_a_failed_upload_times_out() {
     }
 }
 
+/// A client does not read, and sends all the time. For a session that was evicted, its bytes are neither kept nor discarded.
+#[tokio::test(start_paused = true)]
+async fn an_evicted_session_ends_at_once_next_to_a_client_that_does_not_read() {
+    let (mut client, near) = duplex(64);
+    let mut near = Socket::new(near, BufferPool::new());
+    let evicted = io::ErrorKind::OutOfMemory;
+    let mut session = Scripted::new(vec![Ok(Bytes::from_static(&[7; 1000]))], Err(evicted));
+    let floods = async {
+        while client.write_all(&[1; 64]).await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    let started = Instant::now();
+    let outcome = tokio::select! {
+        outcome = copied(&mut near, &mut session) => outcome,
+        () = floods => panic!("the client never ends"),
+    };
+    assert_eq!(outcome.ended, CopyEnd { by: Side::B, how: EndKind::WriteFailed(evicted) });
+    assert!(started.elapsed().is_zero() && outcome.ended.is_for_memory());
+}
+
 /// Copies from a client that disconnects to a reader that pauses, and returns the number of bytes that the reader gets
 /// once it goes on, and the end of the copy. `finishes`: the client ends its direction before it resets.
 async fn read_after(pause: Duration, finishes: bool) -> (usize, CopyEnd, Duration) {

@@ -296,6 +296,8 @@ mod tests {
         assert_eq!(alive, [true, true, false, true, false]);
         assert!(table.memory().1 < 100_000);
         assert_eq!(table.metrics.truncated.counted("memory"), 2);
+        let error = poll_fn(|cx| sessions[2].poll_read_chunk(cx)).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory);
     }
 
     #[tokio::test]

@@ -213,7 +213,8 @@ impl Drop for PathSearchRight {
 /// A proxied TCP connection as a byte stream without copies.
 ///
 /// Reading ends with empty bytes once the remote end has finished its direction. It fails with
-/// [`io::ErrorKind::ConnectionReset`] once the session is closed and everything received has been read. While the
+/// [`io::ErrorKind::ConnectionReset`] once the session is closed and everything received has been read, or with
+/// [`io::ErrorKind::OutOfMemory`] if this end has dropped it. While the
 /// session has no path, reads and writes wait. Finishing the writing side leaves the reading side open.
 ///
 /// Dropping a session that is open in either direction resets it and drops undelivered bytes. A session that is
@@ -320,7 +321,7 @@ impl ChunkStream for Session {
                 Poll::Ready(Ok(bytes))
             } else if inner.state.recv.is_ended() && !inner.state.is_truncated() {
                 Poll::Ready(Ok(Bytes::new()))
-            } else if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {
+            } else if let Some(why) = over(&inner.state) {
                 Poll::Ready(Err(why))
             } else {
                 replaced = store_waker(&mut inner.reader, cx);
@@ -341,7 +342,7 @@ impl ChunkStream for Session {
         }
         let (written, _replaced) = self.shared.with_state(|inner| {
             let mut replaced = None;
-            let written = if let Some(why) = over(&inner.state, write_failure(&inner.state)) {
+            let written = if let Some(why) = over(&inner.state) {
                 Poll::Ready(Err(why))
             } else if inner.state.send.has_room() {
                 inner.state.send.write(std::mem::take(bytes));
@@ -369,7 +370,7 @@ impl ChunkStream for Session {
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let mut inner = self.shared.lock();
         if let Some(why) = inner.state.ended() {
-            return Poll::Ready(io::Error::new(write_failure(&inner.state), why.clone()));
+            return Poll::Ready(io::Error::new(failure(&inner.state), why.clone()));
         }
         let replaced = store_waker(&mut inner.reader, cx);
         drop(inner);
@@ -378,22 +379,24 @@ impl ChunkStream for Session {
     }
 }
 
-/// Returns the kind of a failed write: `BrokenPipe` if the remote's stream has arrived up to its clean end.
-fn write_failure(end: &SessionState) -> io::ErrorKind {
-    match end.recv.is_ended() && !end.is_truncated() {
-        true => io::ErrorKind::BrokenPipe,
+/// Returns the kind of a failure: `BrokenPipe` if the remote's stream has arrived up to its clean end, and `OutOfMemory`
+/// if what had arrived was dropped to free memory.
+fn failure(end: &SessionState) -> io::ErrorKind {
+    match end.is_truncated() {
+        true => io::ErrorKind::OutOfMemory,
+        false if end.recv.is_ended() => io::ErrorKind::BrokenPipe,
         false => io::ErrorKind::ConnectionReset,
     }
 }
 
 /// Returns the error of an end that is over, for its owner.
-fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
+fn over(end: &SessionState) -> Option<io::Error> {
     if !end.is_over() {
         return None;
     }
     let why = end.ended().cloned();
     let why = why.unwrap_or_else(|| SessionError::new(ErrorCode::NoError, "session is over"));
-    Some(io::Error::new(kind, why))
+    Some(io::Error::new(failure(end), why))
 }
 
 /// Polls `ready`; while it is pending, the task is woken at each change.
