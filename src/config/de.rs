@@ -13,7 +13,7 @@ use serde::de::{
     Visitor,
 };
 use serde::forward_to_deserialize_any;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeValue;
 
 use crate::config::table::ConfigTableReader;
 use crate::config::value::{self, suggestion};
@@ -22,24 +22,26 @@ impl ConfigTableReader<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
     /// default. Several structs may share a table.
     pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self) -> T {
+        let mut settings = T::default();
+        self.read_fields(&mut |table| Ok(settings = T::deserialize(table)?));
+        settings
+    }
+
+    /// Reads the table by `read` until there is no further error. It is compiled once for all structs.
+    fn read_fields(&mut self, read: &mut dyn FnMut(TableDeserializer<'_, '_>) -> Result<(), FieldError>) {
         let mut pass = ConfigTableState::default();
         let mut errors = Vec::new();
         let mut unlisted = None;
         // serde stops at the first error. Each pass skips the keys with errors so far, so that one check reports them
         // all.
-        let settings = loop {
-            match T::deserialize(TableDeserializer { table: self, pass: &pass }) {
-                Ok(settings) => break settings,
-                Err(error) if errors.len() < MAX_ERRORS => {
-                    pass.skip.insert(error.key.clone());
-                    errors.push(error);
-                }
-                Err(error) => {
-                    unlisted = error.place;
-                    break T::default();
-                }
+        while let Err(error) = read(TableDeserializer { table: self, pass: &pass }) {
+            if errors.len() == MAX_ERRORS {
+                unlisted = error.place;
+                break;
             }
-        };
+            pass.skip.insert(error.key.clone());
+            errors.push(error);
+        }
         let ConfigTableState { skip, fields, nested } = pass;
         // An error of a whole list follows from errors of its items.
         let is_inner =
@@ -63,7 +65,6 @@ impl ConfigTableReader<'_> {
                 self.report().given.insert(self.key(field));
             }
         }
-        settings
     }
 }
 
@@ -102,7 +103,7 @@ struct PresentFields<'r, 't> {
 }
 
 /// The items of a list that are not skipped.
-struct TomlItems<I>(I);
+struct TomlItems<'r, 't>(std::vec::IntoIter<Value<'r, 't>>);
 
 /// The error of a value.
 #[derive(Debug, thiserror::Error)]
@@ -130,17 +131,22 @@ impl<'de> Deserializer<'de> for TableDeserializer<'_, '_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, FieldError> {
-        self.pass.fields.set(fields);
-        let present = fields.iter().filter_map(|field| {
-            let (place, value) = self.table.entry(field)?;
-            Some((*field, Value { value, place, key: (*field).to_owned(), pass: self.pass }))
-        });
-        visitor.visit_map(PresentFields::new(present))
+        visitor.visit_map(self.present(fields))
     }
 
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
         newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+impl<'r, 't> TableDeserializer<'r, 't> {
+    fn present(self, fields: &'static [&'static str]) -> PresentFields<'r, 't> {
+        self.pass.fields.set(fields);
+        PresentFields::new(fields.iter().filter_map(|field| {
+            let (place, value) = self.table.entry(field)?;
+            Some((*field, Value { value, place, key: (*field).to_owned(), pass: self.pass }))
+        }))
     }
 }
 
@@ -151,15 +157,12 @@ impl<'r, 't> Value<'r, 't> {
     }
 
     /// Adds key, position and value to an error, unless it is of an inner value.
-    fn placed<T>(&self, is_secret: bool, result: Result<T, FieldError>) -> Result<T, FieldError> {
-        result.map_err(|error| match error.place {
-            Some(_) => error,
-            None => {
-                let found =
-                    if is_secret { value::kind(self.value).to_owned() } else { value::shown(self.value) };
-                FieldError { key: self.key.clone(), place: Some(self.place), found: Some(found), ..error }
-            }
-        })
+    fn placed(&self, is_secret: bool, error: FieldError) -> FieldError {
+        if error.place.is_some() {
+            return error;
+        }
+        let found = if is_secret { value::kind(self.value).to_owned() } else { value::shown(self.value) };
+        FieldError { key: self.key.clone(), place: Some(self.place), found: Some(found), ..error }
     }
 
     fn table(&self) -> Result<&'r DeTable<'t>, FieldError> {
@@ -167,6 +170,36 @@ impl<'r, 't> Value<'r, 't> {
             DeValue::Table(table) => Ok(table),
             _ => Err(FieldError::custom("expected table: { … }")),
         }
+    }
+
+    /// Returns the fields of a struct that a table in a list has, and notes keys that are not its fields.
+    fn present(&self, fields: &'static [&'static str]) -> Result<PresentFields<'r, 't>, FieldError> {
+        let table = self.table()?;
+        for name in table.keys().filter(|name| !fields.contains(&name.get_ref().as_ref())) {
+            let unknown = (name.span().start, suggestion(name.get_ref(), fields.iter().copied()));
+            let key = format!("{}.{}", self.key, value::excerpt(name.get_ref()));
+            self.pass.nested.borrow_mut().insert(key, unknown);
+        }
+        Ok(PresentFields::new(fields.iter().filter_map(|field| {
+            let (name, value) = table.get_key_value(*field)?;
+            let place = name.span().start;
+            let key = format!("{}.{field}", self.key);
+            Some((*field, Value { value: value.get_ref(), place, key, pass: self.pass }))
+        })))
+    }
+
+    /// Returns the items of a list.
+    fn items(&self) -> Result<TomlItems<'r, 't>, FieldError> {
+        let DeValue::Array(items) = self.value else {
+            return Err(FieldError::custom("expected a list: [\"…\"]"));
+        };
+        let items = items.iter().enumerate().map(|(i, item)| Value {
+            value: item.get_ref(),
+            place: item.span().start,
+            key: format!("{}[{i}]", self.key),
+            pass: self.pass,
+        });
+        Ok(TomlItems(items.filter(Value::is_read).collect::<Vec<_>>().into_iter()))
     }
 }
 
@@ -213,20 +246,11 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
         visitor: V,
     ) -> Result<V::Value, FieldError> {
         let result = visitor.visit_newtype_struct(self.clone());
-        if name == "SecretString" { self.placed(true, result) } else { result }
+        result.map_err(|error| if name == "SecretString" { self.placed(true, error) } else { error })
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
-        let DeValue::Array(items) = self.value else {
-            return Err(FieldError::custom("expected a list: [\"…\"]"));
-        };
-        let items = items.iter().enumerate().map(|(i, item)| Value {
-            value: item.get_ref(),
-            place: item.span().start,
-            key: format!("{}[{i}]", self.key),
-            pass: self.pass,
-        });
-        visitor.visit_seq(TomlItems(items.filter(Value::is_read)))
+        visitor.visit_seq(self.items()?)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -235,20 +259,7 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, FieldError> {
-        // A table in a list. Keys that are not fields of its struct are noted.
-        let table = self.table()?;
-        for name in table.keys().filter(|name| !fields.contains(&name.get_ref().as_ref())) {
-            let unknown = (name.span().start, suggestion(name.get_ref(), fields.iter().copied()));
-            let key = format!("{}.{}", self.key, value::excerpt(name.get_ref()));
-            self.pass.nested.borrow_mut().insert(key, unknown);
-        }
-        let present = fields.iter().filter_map(|field| {
-            let (name, value) = table.get_key_value(*field)?;
-            let place = name.span().start;
-            let key = format!("{}.{field}", self.key);
-            Some((*field, Value { value: value.get_ref(), place, key, pass: self.pass }))
-        });
-        visitor.visit_map(PresentFields::new(present))
+        visitor.visit_map(self.present(fields)?)
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
@@ -304,12 +315,11 @@ impl<'de> MapAccess<'de> for PresentFields<'_, '_> {
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, FieldError> {
         let Some(next) = self.next.take() else { return Err(FieldError::custom("expected a value")) };
-        let result = seed.deserialize(next.clone());
-        next.placed(false, result)
+        seed.deserialize(next.clone()).map_err(|error| next.placed(false, error))
     }
 }
 
-impl<'de, 'r, 't: 'r, I: Iterator<Item = Value<'r, 't>>> SeqAccess<'de> for TomlItems<I> {
+impl<'de> SeqAccess<'de> for TomlItems<'_, '_> {
     type Error = FieldError;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(
@@ -317,8 +327,7 @@ impl<'de, 'r, 't: 'r, I: Iterator<Item = Value<'r, 't>>> SeqAccess<'de> for Toml
         seed: S,
     ) -> Result<Option<S::Value>, FieldError> {
         let Some(next) = self.0.next() else { return Ok(None) };
-        let result = seed.deserialize(next.clone()).map(Some);
-        next.placed(false, result)
+        seed.deserialize(next.clone()).map(Some).map_err(|error| next.placed(false, error))
     }
 }
 
