@@ -315,7 +315,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         drop(self);
         tokio::select! {
             biased;
-            () = serve(io, client, arrivals, link_context, waiting) => {}
+            () = serve(Box::new(io), client, arrivals, link_context, waiting) => {}
             () = lost.cancelled() => metrics.count_refusal(Door::Links, "evicted"),
         }
     }

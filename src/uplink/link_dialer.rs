@@ -371,7 +371,8 @@ impl LinkDialer {
             with_websocket(&mut metadata, why);
         }
         let context = &self.link_context;
-        let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, &self.node, metadata, context).await;
+        let dialled =
+            tunnel_link::grpc::dial::dial(Box::new(io), &to.authority, &self.node, metadata, context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }

@@ -181,7 +181,7 @@ impl Edge {
         let accepted = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = accepted.context("timeout in the TLS handshake")?.context("TLS")?;
         let headers = EdgeHello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
-        Ok((dial::dial(io, "localhost", &self.node, headers, &self.link_context).await?, at))
+        Ok((dial::dial(Box::new(io), "localhost", &self.node, headers, &self.link_context).await?, at))
     }
 
     /// Dials from a separate loopback address, like edges that do not share a NAT.

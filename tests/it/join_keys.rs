@@ -47,7 +47,7 @@ impl Machine {
         let failed = |error: std::io::Error| EnrolCallError::Unanswered(error.to_string());
         let socket = TcpStream::connect(server).await.map_err(failed)?;
         let stream = self.tls.connect(server_name(NAME).unwrap(), socket).await.map_err(failed)?;
-        call_enrol(stream, NAME, EnrolOperation::Join(self.params.clone())).await.map(drop)
+        call_enrol(Box::new(stream), NAME, EnrolOperation::Join(self.params.clone())).await.map(drop)
     }
 
     /// Requests to join at one server after the other, until one answers.

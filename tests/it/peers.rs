@@ -494,7 +494,7 @@ async fn a_certificate_that_a_peer_rejects_is_not_reported_as_a_broken_connectio
         let socket = TcpStream::connect(server.server.bound.grpc).await.unwrap();
         let io = TlsConnector::from(tls.load()).connect(name.clone(), socket).await.unwrap();
         sleep(pause).await;
-        let error = dial_peer(io, "a.b", false, &link_context()).await.unwrap_err();
+        let error = dial_peer(Box::new(io), "a.b", false, &link_context()).await.unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("it rejects the certificate, or requires one (TLS alert DecryptError)"),

@@ -236,6 +236,7 @@ async fn link(
     let table = SessionTable::new(instance, limits, metrics.clone());
     let link_context = LinkContext::new(table, metrics, Drain::new());
     let authority = Target { host: server.dns.clone(), port: at.port }.to_string();
+    let io = Box::new(io);
     let why = match tunnel_link::grpc::dial::dial(io, &authority, &caller.node, metadata, &link_context).await
     {
         Ok(reader) => {

@@ -221,12 +221,13 @@ impl<'a> JoinClient<'a> {
         let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
         left.extend(addresses.into_iter().filter(|other| *other != at));
         let anyone = self.encrypted(socket, at, &Trust::NoVerify, &self.in_websocket).await?;
-        let (shown, _) = call_enrol(anyone, &authority, EnrolOperation::Ca).await.map_err(|why| {
-            // HTTP/2 may break off at a proxy, so the next attempt is made in the other way.
-            let is_unanswered = matches!(why, EnrolCallError::Unanswered(_));
-            self.in_websocket.fetch_xor(is_unanswered, Relaxed);
-            miss(why, false)
-        })?;
+        let (shown, _) =
+            call_enrol(Box::new(anyone), &authority, EnrolOperation::Ca).await.map_err(|why| {
+                // HTTP/2 may break off at a proxy, so the next attempt is made in the other way.
+                let is_unanswered = matches!(why, EnrolCallError::Unanswered(_));
+                self.in_websocket.fetch_xor(is_unanswered, Relaxed);
+                miss(why, false)
+            })?;
         // If there are several CAs, only this one is trusted.
         let pin = self.code.pin();
         let fits = |block: &&str| {
@@ -240,7 +241,7 @@ impl<'a> JoinClient<'a> {
         let trust = Trust::Ca(self.folder.unfinished().join(self.ca_file));
         let proved = self.encrypted(self.connect(&[at]).await?, at, &trust, &self.in_websocket).await?;
         let wish = EnrolOperation::Join(self.joining.clone());
-        call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
+        call_enrol(Box::new(proved), &authority, wish).await.map_err(|why| miss(why, true))
     }
 
     /// Connects to the first of these addresses of the servers, or of the proxy for them, that answers.

@@ -130,7 +130,7 @@ impl TlsPeerDialer {
             ServerName::DnsName(name) => name.as_ref().to_owned(),
             _ => at.to_string(),
         };
-        dial_peer(io, &authority, is_backup, &self.link_context).await.map_err(|e| match e {
+        dial_peer(Box::new(io), &authority, is_backup, &self.link_context).await.map_err(|e| match e {
             LinkDialError::Itself => (e.reason(), PeerError::SelfDial(at)),
             LinkDialError::CertificateRejected(ref alert) => (e.reason(), no(format!("{e}{}", hint(alert)))),
             e => (e.reason(), no(e.to_string())),

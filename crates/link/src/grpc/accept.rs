@@ -26,7 +26,7 @@ use tunnel_base::limited;
 use tunnel_base::metrics::Door;
 use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
-use tunnel_net::socket::Connection;
+use tunnel_net::socket::{AnyConnection, Connection as _};
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
@@ -142,8 +142,8 @@ pub enum CallRejection {
 }
 
 /// Serves one encrypted connection until it ends, and sends its calls to `arrivals`.
-pub fn serve<IO: Connection + 'static>(
-    io: IO,
+pub fn serve(
+    io: AnyConnection,
     from: SocketAddr,
     arrivals: mpsc::Sender<IncomingCall>,
     link_context: LinkContext,

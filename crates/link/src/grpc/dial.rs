@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::grpc::executor::LinkExecutor;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
 use hyper::body::Incoming;
+use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -19,7 +20,7 @@ use crate::link::stats::LinkEndpoints;
 use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
 use tunnel_net::path_mtu::padding;
-use tunnel_net::socket::Connection;
+use tunnel_net::socket::{AnyConnection, Connection as _};
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::codec::encode;
@@ -131,8 +132,8 @@ impl LinkDialError {
 
 /// Turns an edge's or a user's encrypted connection to a server into a link; `metadata` is the metadata that
 /// [`EdgeHello`] creates.
-pub async fn dial<IO: Connection + 'static>(
-    io: IO,
+pub async fn dial(
+    io: AnyConnection,
     authority: &str,
     node: &NodeName,
     metadata: HeaderMap,
@@ -146,8 +147,8 @@ pub async fn dial<IO: Connection + 'static>(
 
 /// Turns an encrypted connection to a peer into a link; `is_backup` makes it the backup of an older link. The
 /// connection has presented our certificate.
-pub async fn dial_peer<IO: Connection + 'static>(
-    io: IO,
+pub async fn dial_peer(
+    io: AnyConnection,
     authority: &str,
     is_backup: bool,
     link_context: &LinkContext,
@@ -209,8 +210,8 @@ impl LinkCallResponse {
 }
 
 /// Makes the call and sends a heartbeat, which a plain server echoes as its response.
-async fn call<IO: Connection + 'static>(
-    io: IO,
+async fn call(
+    io: AnyConnection,
     authority: &str,
     mut metadata: HeaderMap,
     node: &NodeName,
@@ -224,18 +225,7 @@ async fn call<IO: Connection + 'static>(
         Some(alert) => LinkDialError::CertificateRejected(alert.clone()),
         None => LinkDialError::Broken(cause(&e)),
     };
-    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(LinkExecutor)
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .max_frame_size(FRAME)
-        .max_send_buf_size(SEND_BUFFER)
-        .max_header_list_size(METADATA)
-        .keep_alive_interval(Some(HTTP2_PING_AFTER))
-        .keep_alive_timeout(HTTP2_PING_TIMEOUT)
-        .handshake::<_, CallBody>(TokioIo::new(BoundedReadStream { io, hook: ahead.clone() }))
-        .await
-        .map_err(broken)?;
+    let (mut sender, driver) = open_http2(io, &ahead).await.map_err(broken)?;
     let connection = CancellationToken::new();
     let over = connection.clone();
     let lead = Box::pin(async move {
@@ -260,6 +250,24 @@ async fn call<IO: Connection + 'static>(
     let server_name = EdgeHello::server_name(&headers.headers);
     let ends = LinkEndpoints { version, server_name, dialled: true, ..ends };
     Ok(LinkCallResponse { headers, incoming, ahead, tcp_info, ends, instance, agree, connection })
+}
+
+/// Opens HTTP/2 on an encrypted connection. Returns what sends its requests, and what has to run for them.
+pub(crate) async fn open_http2(
+    io: AnyConnection,
+    ahead: &ReadAheadBound,
+) -> hyper::Result<(SendRequest<CallBody>, impl Future<Output = hyper::Result<()>> + use<>)> {
+    http2::Builder::new(LinkExecutor)
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_frame_size(FRAME)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(METADATA)
+        .keep_alive_interval(Some(HTTP2_PING_AFTER))
+        .keep_alive_timeout(HTTP2_PING_TIMEOUT)
+        .handshake(TokioIo::new(BoundedReadStream { io, hook: ahead.clone() }))
+        .await
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {

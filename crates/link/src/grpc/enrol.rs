@@ -3,20 +3,22 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures_util::future::join;
 use http::uri::PathAndQuery;
-use http::{Request, Response as HttpResponse};
+use http::{Request, Response as HttpResponse, Uri};
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
 use tokio::sync::oneshot;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tokio::time::timeout;
+use tonic::client::Grpc;
 use tonic::{Code as GrpcCode, Response, Status};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use crate::grpc::call_body::CallBody;
+use crate::grpc::dial::open_http2;
 use crate::grpc::enrol::wire::{CaReply, GetCaRequest, JoinRequest};
-use crate::lock::Mutex;
-use tunnel_net::socket::Connection;
+use crate::grpc::read_ahead::ReadAheadBound;
+use tunnel_net::socket::AnyConnection;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::names::Target;
 use tunnel_proto::printable::printable;
@@ -141,18 +143,33 @@ async fn ask(
 /// # Errors
 ///
 /// Fails if the server does not answer or rejects the request.
-pub async fn call_enrol<IO: Connection + 'static>(
-    io: IO,
+pub async fn call_enrol(
+    io: AnyConnection,
     authority: &str,
     wish: EnrolOperation,
 ) -> Result<(String, Vec<String>), EnrolCallError> {
-    let channel = channel(io, authority).await?;
-    let answer = match wish {
-        EnrolOperation::Ca => unary(channel, GET_CA, GetCaRequest {}).await,
+    let broken = |cause: &dyn std::error::Error| EnrolCallError::Unanswered(cause.to_string());
+    // "http" because the connection is already encrypted.
+    let origin: Uri = format!("http://{authority}").parse().map_err(|cause| broken(&cause))?;
+    let (sender, connection) =
+        open_http2(io, &ReadAheadBound::default()).await.map_err(|cause| broken(&cause))?;
+    // On the wire, an empty request of Join is one of GetCa, which has no fields.
+    let (path, request) = match wish {
+        EnrolOperation::Ca => (GET_CA, JoinRequest::default()),
         EnrolOperation::Join(JoinCredentials { secret, name, token }) => {
-            unary(channel, JOIN, JoinRequest { secret, node: name, token }).await
+            (JOIN, JoinRequest { secret, node: name, token })
         }
     };
+    // It has the only sender, so that the connection ends with it.
+    let call = async move {
+        let send = service_fn(move |call: Request<_>| sender.clone().send_request(call.map(CallBody::Full)));
+        let mut client = Grpc::with_origin(send, origin).max_decoding_message_size(MAX_REPLY_BYTES);
+        let path = PathAndQuery::from_static(path);
+        let answer = client.unary(tonic::Request::new(request), path, ProstCodec::default()).await;
+        answer.map(Response::into_inner)
+    };
+    let (answer, _) = join(timeout(ANSWER_TIMEOUT, call), connection).await;
+    let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no response in time")));
     answer.map(|CaReply { certificates, servers }| (certificates, servers)).map_err(|status| {
         let message = printable(status.message());
         match status.code() {
@@ -161,32 +178,6 @@ pub async fn call_enrol<IO: Connection + 'static>(
             code => EnrolCallError::Unanswered(format!("{message} ({code:?})")),
         }
     })
-}
-
-/// Calls a method and returns its reply.
-async fn unary<R: prost::Message + 'static>(
-    channel: Channel,
-    path: &'static str,
-    request: R,
-) -> Result<CaReply, Status> {
-    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
-    client.ready().await.map_err(|why| Status::unknown(format!("Service was not ready: {why}")))?;
-    let path = PathAndQuery::from_static(path);
-    let codec = ProstCodec::default();
-    Ok(client.unary(tonic::Request::new(request), path, codec).await?.into_inner())
-}
-
-async fn channel<IO: Connection + 'static>(io: IO, authority: &str) -> Result<Channel, EnrolCallError> {
-    let broken = |cause: &dyn std::error::Error| EnrolCallError::Unanswered(cause.to_string());
-    // "http" because the connection is already encrypted.
-    let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|cause| broken(&cause))?;
-    let io = Mutex::new(Some(io));
-    let connector = service_fn(move |_: Uri| {
-        let io = io.lock().take().map(TokioIo::new);
-        std::future::ready(io.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)))
-    });
-    let connected = endpoint.timeout(ANSWER_TIMEOUT).connect_with_connector(connector).await;
-    connected.map_err(|cause| broken(&cause))
 }
 
 /// Prefix of the paths of its calls, and these paths.
