@@ -13,7 +13,7 @@ use serde::de::{
     Visitor,
 };
 use serde::forward_to_deserialize_any;
-use toml::de::DeValue;
+use toml::de::{DeTable, DeValue};
 
 use crate::config::table::ConfigTableReader;
 use crate::config::value::{self, suggestion};
