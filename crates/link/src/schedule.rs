@@ -59,6 +59,8 @@ pub(crate) struct QueuedFlow {
     /// Whether it has little to send.
     small: bool,
     pub(crate) kind: FlowKind,
+    /// The cost of what it had to send when it entered.
+    cost: u64,
     /// Its entry.
     pub(crate) entry: QueuedSource,
 }
@@ -84,10 +86,15 @@ impl Scheduler {
         }
         // Else a client with many sessions, or fresh ones again and again, would take all turns.
         let client = self.client(entry.source.client());
-        let account = account.max((client.bulk + client.waiting).saturating_sub(MAX_LAG));
+        let account = account.max((client.bulk.max(least) + client.waiting).saturating_sub(MAX_LAG));
         client.waiting += cost;
-        let flow =
-            QueuedFlow { usage: FlowUsage { account, ..usage }, small: false, kind: FlowKind::Data, entry };
+        let flow = QueuedFlow {
+            usage: FlowUsage { account, ..usage },
+            small: false,
+            kind: FlowKind::Data,
+            cost,
+            entry,
+        };
         self.bulk.insert((account + cost, self.entered), flow);
         self.entered += 1;
     }
@@ -109,7 +116,7 @@ impl Scheduler {
         let account = usage.account.max(before.saturating_sub(ahead));
         let queue =
             if before - least <= INTERACTIVE_BACKLOG as u64 { &mut self.small } else { &mut self.bulk };
-        let flow = QueuedFlow { usage: FlowUsage { account, ..usage }, small: true, kind, entry };
+        let flow = QueuedFlow { usage: FlowUsage { account, ..usage }, small: true, kind, cost, entry };
         queue.insert((account + cost, self.entered), flow);
         self.entered += 1;
     }
@@ -152,27 +159,30 @@ impl Scheduler {
             (small, _) => small.is_some(),
         };
         let queue = if small_first || small_only { &mut self.small } else { &mut self.bulk };
-        let (order, flow) = queue.pop_first()?;
-        self.leave(order, &flow);
+        let (_, flow) = queue.pop_first()?;
+        self.leave(&flow);
         Some(flow)
     }
 
     /// Advances the clock to the end of the frame with `len` bytes that was just sent.
     pub(crate) fn sent(&mut self, flow: &QueuedFlow, len: usize) {
-        if !flow.small {
-            let least = self.least();
-            let client = self.client(flow.entry.source.client());
+        let least = self.least();
+        let client = self.client(flow.entry.source.client());
+        if flow.small {
+            // More may have come while a little waited.
+            client.small = client.small.max(least) + cost(len).saturating_sub(flow.cost);
+        } else {
             client.bulk = client.bulk.max(least) + cost(len);
         }
         self.clock = self.clock.max(flow.usage.account);
     }
 
     /// Records that a flow waits no longer.
-    fn leave(&mut self, (end, _): TurnOrder, flow: &QueuedFlow) {
+    fn leave(&mut self, flow: &QueuedFlow) {
         if !flow.small
             && let Some(client) = self.clients.get_mut(flow.entry.source.client())
         {
-            client.waiting = client.waiting.saturating_sub(end - flow.usage.account);
+            client.waiting = client.waiting.saturating_sub(flow.cost);
         }
     }
 
@@ -181,7 +191,7 @@ impl Scheduler {
         let queues = [&mut self.small, &mut self.bulk].into_iter();
         let stale = queues.flat_map(|queue| queue.extract_if(.., |_, turn| is_stale(&turn.entry)));
         let stale: Vec<_> = stale.collect();
-        stale.iter().for_each(|(order, flow)| self.leave(*order, flow));
+        stale.iter().for_each(|(_, flow)| self.leave(flow));
         stale.into_iter().map(|(_, flow)| flow.entry).collect()
     }
 
@@ -211,6 +221,11 @@ impl FlowUsage {
 }
 
 impl QueuedFlow {
+    /// Returns the longest frame that it may send, of at most `longest` bytes: a little, if it entered with that.
+    pub(crate) fn longest(&self, longest: usize) -> usize {
+        if self.small { longest.min(INTERACTIVE_BACKLOG) } else { longest }
+    }
+
     /// Charges its account for a frame with `len` bytes of data, sent in this turn.
     pub(crate) fn charge(&mut self, len: usize) {
         // A frame may be shorter than the backlog, and more may have been added while it waited.
@@ -448,7 +463,8 @@ pub(crate) mod tests {
 
     #[test]
     fn who_has_many_sessions_gets_as_much_as_who_has_one() {
-        let mut schedule = Scheduler::default();
+        // Others have used the link before.
+        let mut schedule = Scheduler { clock: 1 << 30, ..Scheduler::default() };
         for number in 0..=100 {
             let source = Speaker::of(if number < 100 { "many" } else { "one" });
             schedule.enter(QueuedSource { source, stay: number }, new(), 1 << 20, LONGEST);
@@ -462,6 +478,26 @@ pub(crate) mod tests {
             schedule.enter(flow.entry, flow.usage, 1 << 20, LONGEST);
         }
         assert!((900..1100).contains(&one), "{one} of 2000 turns");
+    }
+
+    #[test]
+    fn what_comes_while_a_little_waits_counts_as_much() {
+        let mut schedule = Scheduler { clock: 1 << 30, ..Scheduler::default() };
+        let source = |client: &str, stay| QueuedSource { source: Speaker::of(client), stay };
+        schedule.enter(source("one", 100), new(), 1 << 20, LONGEST);
+        (0..100).for_each(|number| schedule.enter(source("many", number), new(), 1, LONGEST));
+        let mut sent = [0, 0];
+        for _ in 0..2000 {
+            let mut flow = schedule.next(false).unwrap();
+            let len = flow.longest(LONGEST);
+            sent[usize::from(flow.entry.stay == 100)] += len;
+            flow.charge(len);
+            schedule.sent(&flow, len);
+            let backlog = if flow.entry.stay == 100 { 1 << 20 } else { 1 };
+            schedule.enter(flow.entry, flow.usage, backlog, LONGEST);
+        }
+        let [many, one] = sent;
+        assert!(one * 10 > many * 8, "{one} and {many} bytes");
     }
 
     #[test]

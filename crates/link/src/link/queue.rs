@@ -121,7 +121,7 @@ impl SendQueue {
                     self.waiting.turns.sent(&flow, 0);
                     Turn::Credit(flow.entry)
                 }
-                FlowKind::Data => Turn::Data { flow, longest, most },
+                FlowKind::Data => Turn::Data { longest: flow.longest(longest), flow, most },
             })));
         }
         if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
@@ -230,7 +230,8 @@ impl SendQueue {
             _ => {}
         }
         match (turn, sent.backlog) {
-            (Turn::Data { flow, longest, .. }, Some(backlog)) => {
+            (Turn::Data { flow, .. }, Some(backlog)) => {
+                let longest = self.longest_frame();
                 self.waiting.turns.enter(flow.entry, flow.usage, backlog, longest);
             }
             (Turn::Answer(QueuedFlow { entry, .. }) | Turn::Credit(entry), _) if sent.credit => {
