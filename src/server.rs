@@ -491,7 +491,7 @@ impl ServerContext {
             search_permits: Semaphore::new(link_events::MAX_SEARCHES),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: RateLimiter::new(links::MAX_LINKS, Duration::from_secs(60)),
-            session_rates: RateLimiter::new(link_events::MAX_SESSIONS, Duration::from_secs(1)),
+            session_rates: RateLimiter::new(link_events::MAX_SESSIONS, link_events::SESSIONS_WINDOW),
             cluster,
             readiness,
             watcher: FileWatcher::new(&drains.links),

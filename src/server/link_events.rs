@@ -6,6 +6,7 @@ pub(crate) mod relaying;
 pub(crate) mod user_sessions;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -257,8 +258,9 @@ pub(super) fn target_at_node(
 
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
-/// Maximum number of sessions that an edge or a user opens or resumes within a second, and the reason beyond it.
-pub(crate) const MAX_SESSIONS: u32 = 1000;
-pub(super) const TOO_MANY_SESSIONS: &str = "more than 1000 sessions within a second; try again";
+/// Maximum number of sessions that an edge or a user opens or resumes within [`SESSIONS_WINDOW`], and the reason beyond it.
+pub(crate) const MAX_SESSIONS: u32 = 10_000;
+pub(crate) const SESSIONS_WINDOW: Duration = Duration::from_secs(10);
+pub(super) const TOO_MANY_SESSIONS: &str = "more than 10000 sessions within 10 s; try again";
 /// Maximum number of concurrent searches for one edge.
 pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;
