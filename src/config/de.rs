@@ -23,7 +23,10 @@ impl ConfigTableReader<'_> {
     /// default. Several structs may share a table.
     pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self) -> T {
         let mut settings = T::default();
-        self.read_fields(&mut |table| Ok(settings = T::deserialize(table)?));
+        self.read_fields(&mut |table| {
+            settings = T::deserialize(table)?;
+            Ok(())
+        });
         settings
     }
 

@@ -386,8 +386,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_keystroke_goes_before_sessions_that_wake_together_with_it() {
-        let mut schedule = Scheduler::default();
-        schedule.clock = 1 << 30;
+        let mut schedule = Scheduler { clock: 1 << 30, ..Scheduler::default() };
         for who in 0..20 {
             schedule.enter(entry(who), new(), 1 << 20, LONGEST);
         }
@@ -447,8 +446,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_little_of_many_sessions_is_one_flow_of_their_client() {
-        let mut schedule = Scheduler::default();
-        schedule.clock = 1 << 30;
+        let mut schedule = Scheduler { clock: 1 << 30, ..Scheduler::default() };
         for number in 0..=1000 {
             let source = Speaker::of(if number < 1000 { "many" } else { "one" });
             schedule.enter(QueuedSource { source, stay: number }, new(), 1, LONGEST);
