@@ -154,7 +154,7 @@ impl CongestionController {
 
     /// Returns true if bytes are in flight but no ping is: then no answer would ever open the window.
     pub(crate) fn needs_ping(&self) -> bool {
-        self.pings.is_empty()
+        self.pings.is_empty() && self.sent > self.acked
     }
 
     /// Records a ping that is sent now, and returns its number.
