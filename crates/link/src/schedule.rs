@@ -22,7 +22,7 @@ use crate::schedule::frame_source::QueuedSource;
 pub(crate) struct Scheduler {
     clock: u64,
     entered: u64,
-    /// The flows with little to send, and the others, in the order of their turns.
+    /// The flows that pass a full window, and the others, in the order of their turns.
     small: BTreeMap<TurnOrder, QueuedFlow>,
     bulk: BTreeMap<TurnOrder, QueuedFlow>,
     /// What each client has sent, unless the clock has left it behind.
@@ -206,7 +206,7 @@ impl Scheduler {
         flows.filter(|flow| flow.kind == FlowKind::Answer && **flow.entry.source.client() == *client).count()
     }
 
-    /// Returns true if a flow waits with more than a small backlog.
+    /// Returns true if a flow waits that a full window holds back.
     pub(crate) fn has_bulk(&self) -> bool {
         !self.bulk.is_empty()
     }
