@@ -30,7 +30,7 @@ use tunnel_proto::printable;
 #[derive(Debug, Clone, clap::Args)]
 pub struct InviteArgs {
     /// Name of the node that the machine becomes.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["user", "nodes"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["user", "nodes", "keep", "GrantTerms"])]
     #[arg(required_unless_present_any = ["user", "nodes"])]
     pub node: Option<NodeName>,
     /// User to whom the machine belongs, which is no node then.
@@ -41,7 +41,7 @@ pub struct InviteArgs {
     #[arg(long, value_name = "NODES", value_delimiter = ',')]
     pub nodes: Vec<NodeGlob>,
     /// Number of nodes that may join by the key, each under its own name.
-    #[arg(long, value_name = "NUMBER", requires = "nodes", conflicts_with = "user")]
+    #[arg(long, value_name = "NUMBER", requires = "nodes", conflicts_with_all = ["user", "GrantTerms"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_USES)))]
     pub uses: Option<u32>,
     /// Let the user's device remain even if it is unused for 90 days.
@@ -316,7 +316,28 @@ fn lasting(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        _invite: InviteArgs,
+    }
+
+    #[test]
+    fn terms_of_a_grant_are_refused_where_no_user_gets_one() {
+        for who in [&["--node", "a"][..], &["--nodes", "a-*", "--uses", "3"]] {
+            for terms in [&["--ports", "22"][..], &["--for", "8h"], &["--with-join-keys"]] {
+                let line = [&["invite"], who, terms].concat();
+                assert!(Line::try_parse_from(&line).is_err(), "{line:?}");
+            }
+        }
+        let line =
+            ["invite", "--user", "a", "--nodes", "b-*", "--ports", "22", "--for", "8h", "--with-join-keys"];
+        assert!(Line::try_parse_from(line).is_ok());
+    }
 
     #[test]
     fn an_invitation_lifetime_needs_a_unit_and_has_limits() {
