@@ -27,7 +27,7 @@ use tunnel_base::policy::canonical_ip;
 use tunnel_net::proxy_protocol;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
-use tunnel_proto::names::{NameError, NodeName, Target};
+use tunnel_proto::names::{Host, NameError, NodeName, Target};
 use tunnel_proto::serde_as_text;
 
 /// `[server.tcp."[::]:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
@@ -128,6 +128,15 @@ fn listener(
             count => format!("{} (other ports of this range: {})", to.described(), count - 1),
         };
         access.warn_if_open(key.clone(), ports.first(), AUTH_METHODS, &reached, &mut table.report());
+        // Elsewhere node1:22 is port 22 of a node.
+        if let TcpTarget { node: None, target: Target { host: Host::Name(name), port } } = to
+            && !name.contains('.')
+            && **name != *"localhost"
+        {
+            let text =
+                format!("this is {}; for a node {name}, write {name}/127.0.0.1:{port}", to.described());
+            table.warn(key, WarningKind::Unexpected, text);
+        }
     }
     table.finish();
     listener

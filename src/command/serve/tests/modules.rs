@@ -42,6 +42,14 @@ fn a_tcp_listener_has_an_address_and_a_target_with_an_optional_node() {
 }
 
 #[test]
+fn a_tcp_target_that_looks_like_a_node_is_a_warning() {
+    let text = "[server.tcp]\n\"127.0.0.1:1\" = \"node1:22\"\n\"127.0.0.1:2\" = \"localhost:22\"\n";
+    let warnings: Vec<_> = cloud(&format!("{CLOSED}{text}")).1.iter().map(ToString::to_string).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(warnings[0].contains("for a node node1, write node1/127.0.0.1:22"), "{}", warnings[0]);
+}
+
+#[test]
 fn an_invalid_tcp_listener_is_reported_with_its_key() {
     let lines = [
         "\"6443\" = \"127.0.0.1:6443\"",
