@@ -203,9 +203,10 @@ pub struct EdgeSessionConfig {
 #[serde(default)]
 pub struct AllowConfig {
     /// Targets that clients may reach through this edge, as network:port. "*" is any port. "self" is the addresses of
-    /// this machine, except link-local ones and those of dummy interfaces; NODE_IP and POD_IP always belong to it. A
-    /// list replaces the default: everything that it does not contain is forbidden. Names are resolved first, and each
-    /// address is checked. Default: loopback and "self", any port. Other examples: "10.1.2.3:443", "[fd00::/8]:22".
+    /// this machine with loopback, except link-local ones and those of dummy interfaces; NODE_IP and POD_IP always
+    /// belong to it. A list replaces the default: everything that it does not contain is forbidden. Names are resolved
+    /// first, and each address is checked. Default: loopback and "self", any port. Other examples: "10.1.2.3:443",
+    /// "[fd00::/8]:22".
     pub targets: Targets,
 }
 

@@ -70,8 +70,8 @@ const TOKEN_HINT: &str = "compare token or token_file here with this node's line
                           the server's log has the reason";
 
 /// The hint for a user whose device the servers do not know.
-pub(crate) const USER_TOKEN_HINT: &str =
-    "the access of this device was revoked, or it is for other servers; ask their operator for an invitation";
+pub(crate) const USER_TOKEN_HINT: &str = "the access of this device was revoked, or it is for other servers; ask their \
+                                          operator for an invitation, and run `tunnel leave` before you join";
 const OLD_SERVER_HINT: &str = "this server is too old for links of users; ask its operator to upgrade it, or use its CONNECT port with \
                                --server=https://HOST:PORT";
 
