@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterError};
 use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::decision::{CsrDecision, CsrFacts, CsrSpec, decide};
 use crate::csr::error::{CsrError, with_timeout};
@@ -65,9 +65,9 @@ impl Approver {
                         backoff = Backoff::new();
                         continue;
                     }
-                    Err(_) => CsrError::Watch(format!(
+                    Err(_) => CsrError::Cluster(ClusterError::Failed(format!(
                         "not all requests were listed within {LIST_INTERVAL:?}; the next pass continues after them"
-                    )),
+                    ))),
                 };
                 warn!(error = %cause, "cannot list requests, retrying");
                 report(Err(cause.to_string()));
@@ -114,15 +114,15 @@ impl Approver {
         };
         seen();
         let mut events =
-            pin!(requests.watch(&WatchParams::default(), &version).await.map_err(|cause| unseen(&cause))?);
+            pin!(requests.watch(&WatchParams::default(), &version).await.map_err(ClusterError::from)?);
         while let Some(event) = events.next().await {
-            match event.map_err(|cause| unseen(&cause))? {
+            match event.map_err(ClusterError::from)? {
                 WatchEvent::Added(csr) | WatchEvent::Modified(csr) => settle(&csr).await,
                 WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
-                WatchEvent::Error(status) => return Err(unseen(&Error::Api(status))),
+                WatchEvent::Error(status) => return Err(ClusterError::from(Error::Api(status)).into()),
             }
         }
-        Err(CsrError::Watch("the watch ended".to_owned()))
+        Err(ClusterError::Failed("the watch ended".to_owned()).into())
     }
 
     /// Returns the page after the previous one, even if that belongs to an earlier pass: any number of requests that
@@ -146,7 +146,7 @@ impl Approver {
                     let now = status.metadata.and_then(|metadata| metadata.continue_);
                     *self.next_page.lock() = now.filter(|now| !now.is_empty());
                 }
-                Err(cause) => return Err(unseen(&cause)),
+                Err(cause) => return Err(ClusterError::from(cause).into()),
             }
         }
     }
@@ -213,10 +213,6 @@ impl Approver {
         }
         Ok(())
     }
-}
-
-fn unseen(cause: &Error) -> CsrError {
-    CsrError::Watch(cause.to_string())
 }
 
 /// Returns true if a decision or a certificate has already been recorded.

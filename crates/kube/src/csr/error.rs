@@ -11,11 +11,8 @@ use tunnel_net::pki::PkiError;
 #[derive(Debug, thiserror::Error)]
 pub enum CsrError {
     /// A request to kube-apiserver failed.
-    #[error("{0}")]
-    Cluster(ClusterError),
-    /// A role lacks a verb.
-    #[error("{0}; see deploy/kustomize/csr for the roles that requesters and approvers need")]
-    Forbidden(String),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// The object does not exist, or was changed meanwhile.
     #[error("the object was changed or deleted meanwhile")]
     ChangedOrDeleted,
@@ -24,9 +21,6 @@ pub enum CsrError {
         "Service {0} does not exist in namespace {1}; create it, or remove it from services in [server.csr]"
     )]
     NoService(String, String),
-    /// The watch of requests failed.
-    #[error("kube-apiserver: {0}")]
-    Watch(String),
     /// The request was denied.
     #[error("CertificateSigningRequest {name} was denied: {why}")]
     Denied {
@@ -80,15 +74,6 @@ pub enum CsrError {
     },
 }
 
-impl From<ClusterError> for CsrError {
-    fn from(cause: ClusterError) -> Self {
-        match cause {
-            ClusterError::Forbidden(what) => Self::Forbidden(what),
-            cause => Self::Cluster(cause),
-        }
-    }
-}
-
 /// Runs one operation at kube-apiserver, unless that is silent. It normally takes milliseconds.
 pub(crate) async fn with_timeout<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
     match unless_silent(REQUEST_TIMEOUT, work).await {
@@ -96,7 +81,7 @@ pub(crate) async fn with_timeout<T>(work: impl Future<Output = kube::Result<T>>)
         Some(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
             Err(CsrError::ChangedOrDeleted)
         }
-        Some(done) => done.map_err(|cause| ClusterError::from(cause).into()),
+        Some(done) => Ok(done.map_err(ClusterError::from)?),
     }
 }
 

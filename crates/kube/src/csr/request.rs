@@ -9,6 +9,7 @@ use kube::{Api, Client, ResourceExt as _};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
+use crate::cluster::ClusterError;
 use crate::csr::error::{CsrError, SIGNING_TIMEOUT, with_timeout};
 use crate::csr::profile::Profile;
 
@@ -58,7 +59,7 @@ pub(crate) async fn signed(
             // These do not pass by waiting. Others may, because kube-apiserver may restart while the signer works.
             Err(
                 cause @ (CsrError::ChangedOrDeleted
-                | CsrError::Forbidden(_)
+                | CsrError::Cluster(ClusterError::Forbidden(_))
                 | CsrError::Denied { .. }
                 | CsrError::Failed { .. }),
             ) => return Err(cause),
