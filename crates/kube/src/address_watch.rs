@@ -2,16 +2,13 @@
 
 pub(crate) mod partial_objects;
 
+use std::future::pending;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams};
 use kube::{Client, Resource, ResourceExt as _};
-use parking_lot::Mutex;
-use tokio::time::Instant;
-use tracing::warn;
 
 use crate::address_watch::partial_objects::{PartialEndpointSlice, PartialObject, PartialService, sides};
 use crate::cluster::{Cluster, ClusterError};
@@ -19,6 +16,8 @@ use crate::partial::{PartialNode, PartialPod};
 use crate::watcher::{Event, ObjectWatcher, WatchedObjects};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::Drain;
+use tunnel_base::limited;
+use tunnel_base::refusal_log::RefusalLog;
 
 /// A watch of Nodes, pods, Services, their endpoints, and the Services that operators list by hand. The last known
 /// state applies while kube-apiserver does not answer.
@@ -28,7 +27,7 @@ pub struct AddressBookUpdater {
     cluster: Cluster,
     book: Arc<AddressBook>,
     report: Box<StateReporter>,
-    disputes: DisputeLogLimiter,
+    disputes: RefusalLog,
 }
 
 /// A callback for the state of each kind of object: complete, or why not.
@@ -41,7 +40,7 @@ impl AddressBookUpdater {
         for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
             report(what, Err("not known yet".to_owned()));
         }
-        Self { cluster, book, report, disputes: DisputeLogLimiter::default() }
+        Self { cluster, book, report, disputes: RefusalLog::default() }
     }
 
     /// Runs the watches until draining starts.
@@ -53,6 +52,7 @@ impl AddressBookUpdater {
                 self.kind::<PartialService>(SERVICES, Api::all),
                 self.kind::<PartialEndpointSlice>(ENDPOINTS, Api::all),
                 self.follow_manual_services(),
+                self.disputes.clone().sum_up(pending()),
             );
         };
         drain.run_until(Box::pin(all)).await;
@@ -107,7 +107,7 @@ impl AddressBookUpdater {
                 });
                 // During a list, replaced objects are still in the table and may be deleted by now.
                 if *listed {
-                    self.disputes.log_disputed(&self.book, claimed);
+                    self.log_disputed(claimed);
                 }
             }
             Event::Delete(object) => self.book.change(|facts| K::table(facts).remove(&name(&object))),
@@ -118,8 +118,19 @@ impl AddressBookUpdater {
                     K::table(facts).finish();
                     K::table(facts).addresses()
                 });
-                self.disputes.log_disputed(&self.book, claimed);
+                self.log_disputed(claimed);
             }
+        }
+    }
+
+    /// Logs which of these addresses are disputed, and by which objects. A kubelet may change its claims as often as it
+    /// likes.
+    fn log_disputed(&self, ips: impl IntoIterator<Item = IpAddr>) {
+        for dispute in ips.into_iter().filter_map(|ip| self.book.dispute(ip)) {
+            limited!(
+                self.disputes.may_log_about("address_disputed", "Kubernetes") => warn,
+                dispute, "address claimed by several objects"
+            );
         }
     }
 }
@@ -142,57 +153,32 @@ const SERVICES: &str = "Services";
 const ENDPOINTS: &str = "endpoints of Services";
 const CACHE_WORDS: &str = "Services in ConfigMap tunnel-cache";
 
-/// A rate limit for log lines about disputed addresses: a kubelet may change its claims as often as it likes.
-#[derive(Debug, Default)]
-struct DisputeLogLimiter(Mutex<RateLimitWindow>);
-
-/// The current window of the rate limit in [`DisputeLogLimiter`].
-#[derive(Debug, Default)]
-struct RateLimitWindow {
-    started: Option<Instant>,
-    lines: u32,
-}
-
-impl DisputeLogLimiter {
-    /// Logs which of these addresses are disputed, and by which objects.
-    fn log_disputed(&self, book: &AddressBook, ips: impl IntoIterator<Item = IpAddr>) {
-        for line in ips.into_iter().filter_map(|ip| book.dispute(ip)).filter_map(|why| self.line(why)) {
-            warn!(dispute = line, "address claimed by several objects");
-        }
-    }
-
-    /// Returns the text to log for a dispute, or `None` if the limit of this window is reached.
-    fn line(&self, why: String) -> Option<String> {
-        let mut window = self.0.lock();
-        if window.started.is_none_or(|started| started.elapsed() >= WINDOW) {
-            *window = RateLimitWindow { started: Some(Instant::now()), lines: 0 };
-        }
-        window.lines = window.lines.saturating_add(1);
-        match window.lines {
-            ..=MAX_LINES => Some(why),
-            LAST_LINE => Some(MORE.to_owned()),
-            _ => None,
-        }
-    }
-}
-
-/// Maximum number of disputes logged per window.
-const MAX_LINES: u32 = 20;
-
-const LAST_LINE: u32 = MAX_LINES + 1;
-
-const MORE: &str = "more addresses are disputed; errors of clients that request one name the claimants";
-
-const WINDOW: Duration = Duration::from_secs(60);
-
 #[cfg(test)]
 mod tests;
 
 #[cfg(test)]
 mod disputes_tests {
+    use std::io;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use tunnel_base::addresses::cluster_state::{KubeNode, KubePod, KubeService};
 
     use super::*;
+
+    /// Sends each log line.
+    struct LineSender(mpsc::Sender<String>);
+
+    impl io::Write for LineSender {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.send(String::from_utf8_lossy(line).into_owned()).unwrap();
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     fn ip(last: u8) -> IpAddr {
         [10, 0, 0, last].into()
@@ -235,10 +221,21 @@ mod disputes_tests {
 
     #[tokio::test(start_paused = true)]
     async fn dispute_lines_are_rate_limited() {
-        let disputes = DisputeLogLimiter::default();
-        let logged = || (0..1000).filter_map(|_| disputes.line("a dispute".to_owned())).count();
-        assert_eq!((logged(), logged()), (21, 0));
-        tokio::time::advance(WINDOW).await;
-        assert_eq!(logged(), 21);
+        let (writer, lines) = mpsc::channel();
+        let log = tracing_subscriber::fmt().with_writer(move || LineSender(writer.clone())).finish();
+        let _guard = tracing::subscriber::set_default(log);
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let updater = AddressBookUpdater::new(cluster, Arc::new(book()), Box::new(|_, _| ()));
+        let logged = |expected: &str| {
+            (0..1000).for_each(|_| updater.log_disputed([ip(3)]));
+            lines.try_iter().filter(|line: &String| line.contains(expected)).count()
+        };
+        let claimants = "10.0.0.3 is claimed by both";
+        assert_eq!([logged(claimants), logged(claimants)], [10, 0]);
+        let disputes = updater.disputes.clone();
+        let minute = tokio::time::sleep(Duration::from_secs(61));
+        disputes.sum_up(minute).await;
+        assert_eq!(logged("suppressed=1990"), 1);
+        assert_eq!(logged(claimants), 0);
     }
 }
