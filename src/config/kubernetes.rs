@@ -114,9 +114,10 @@ pub struct ServiceAccountConfig {
     #[educe(Default = "tunnel.cloud.io".to_owned())]
     pub audience: String,
     /// Whether edges may link while kube-apiserver does not answer, for a day at most: those of pods that this server
-    /// knew before, if a published key of kube-apiserver has signed their tokens. Links then outlive tokens that the
-    /// kubelet cannot renew. All others wait. The audit log names them. If STATE_DIRECTORY is set, a server that starts
-    /// meanwhile knows what the one before it knew, by the file known-pods.json there.
+    /// or a peer knew before, if a published key of kube-apiserver has signed their tokens. Links then outlive tokens
+    /// that the kubelet cannot renew. All others wait. The audit log names them. A server that starts meanwhile knows
+    /// what its peers know, and if STATE_DIRECTORY is set what the one before it knew, by the file known-pods.json
+    /// there.
     #[educe(Default = true)]
     pub outage: bool,
     /// The cluster of the pods.

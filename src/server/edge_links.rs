@@ -573,6 +573,14 @@ mod tests {
         fn pods(&self) -> watch::Receiver<KnownEdgePods> {
             self.pods.subscribe()
         }
+
+        fn question(&self) -> Option<Vec<u8>> {
+            None
+        }
+
+        fn on_peer(&self, _: &[u8]) -> Option<Vec<u8>> {
+            None
+        }
     }
 
     /// Returns these Nodes, each with whether it has the edge label.

@@ -16,7 +16,7 @@ use crate::server::config::ServerConfig;
 use crate::server::link_denial::LinkDenial;
 use tunnel_base::limited;
 use tunnel_link::grpc::accept::CallRejection;
-use tunnel_proto::frame::Load;
+use tunnel_proto::frame::{FrameKind, Load};
 use tunnel_proto::printable::printable;
 
 /// Spawns the tasks that report the load, and that ask edges to move if this is enabled.
@@ -35,7 +35,12 @@ async fn report_load(peers: Arc<Peers>, shared: Arc<ServerContext>) {
         let stopping = shared.stopping.is_cancelled();
         let problems = shared.readiness.check().unwrap_or_else(identity);
         let problems = printable(&problems.trim_end().replace('\n', "; "));
-        peers.broadcast_load(&Load { nodes: shared.registry.node_count() as u64, stopping, problems });
+        let nodes = shared.registry.node_count() as u64;
+        peers.broadcast(&FrameKind::Load(Load { nodes, stopping, problems }));
+        // Most often there is no question, because kube-apiserver answers.
+        if let Some(question) = shared.cluster.pod_tokens.as_ref().and_then(|tokens| tokens.question()) {
+            peers.broadcast(&FrameKind::Cluster(question.into()));
+        }
         tokio::select! {
             () = shared.link_context.drain.draining() => return,
             () = shared.stopping.cancelled(), if !stopping => {}

@@ -12,52 +12,33 @@ use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 
-/// A watch of names and labels of Nodes. The last known ones apply while kube-apiserver does not answer.
-#[derive(derive_more::Debug)]
-#[debug("NodeWatch({cluster:?})")]
-pub struct NodeWatch {
+/// Follows the names and labels of Nodes until draining starts. The last known ones apply while kube-apiserver does not
+/// answer. `own` is the edge label from the config, with its value. Calls `report` when the watch works or fails.
+pub async fn follow_node_labels(
     cluster: Cluster,
-    labels: Vec<(String, String)>,
+    own: Option<(String, String)>,
     known: watch::Sender<KnownNodes>,
     report: StateReport,
+    drain: Drain,
+) {
+    let labels = edge_labels(own);
+    let what = "names and labels of Nodes";
+    let followed = ObjectWatcher { cluster: &cluster, what, which: ListParams::default() };
+    let mut nodes = WatchedObjects::default();
+    let on_event = |event| take(event, &labels, &mut nodes, &known);
+    let on_state = |state: Result<(), ClusterError>| report(state.map_err(|cause| cause.to_string()));
+    drain.run_until(followed.run(|client, _| Api::all(client), on_event, on_state)).await;
 }
 
-impl NodeWatch {
-    /// Creates a watch; sends no request. `own` is the edge label from the config, with its value, and `known` is what an
-    /// earlier process knew. Calls `report` when the watch works or fails.
-    pub fn new(
-        cluster: Cluster,
-        own: Option<(String, String)>,
-        known: KnownNodes,
-        report: StateReport,
-    ) -> Self {
-        Self { cluster, labels: edge_labels(own), known: watch::Sender::new(known), report }
-    }
-
-    /// Returns a receiver of the known Nodes.
-    pub fn known(&self) -> watch::Receiver<KnownNodes> {
-        self.known.subscribe()
-    }
-
-    /// Runs the watch until draining starts.
-    pub async fn follow(self, drain: Drain) {
-        let followed = ObjectWatcher {
-            cluster: &self.cluster,
-            what: "names and labels of Nodes",
-            which: ListParams::default(),
-        };
-        let mut nodes = WatchedObjects::default();
-        let on_event = |event| self.on_event(event, &mut nodes);
-        let on_state =
-            |state: Result<(), ClusterError>| (self.report)(state.map_err(|cause| cause.to_string()));
-        drain.run_until(followed.run(|client, _| Api::all(client), on_event, on_state)).await;
-    }
-
-    /// Publishes which Nodes exist, and which of them are edges.
-    fn on_event(&self, event: Event<NodeMeta>, nodes: &mut WatchedObjects<bool>) {
-        if nodes.take(event, |node| is_edge(node, &self.labels)) {
-            publish(&self.known, nodes.known().cloned());
-        }
+/// Publishes which Nodes exist, and which of them are edges.
+fn take(
+    event: Event<NodeMeta>,
+    labels: &[(String, String)],
+    nodes: &mut WatchedObjects<bool>,
+    known: &watch::Sender<KnownNodes>,
+) {
+    if nodes.take(event, |node| is_edge(node, labels)) {
+        publish(known, nodes.known().cloned());
     }
 }
 
@@ -88,10 +69,11 @@ mod tests {
 
     #[test]
     fn nodes_are_known_once_their_list_is_complete_and_follow_each_change() {
-        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None, None, Box::new(drop));
-        let (mut seen, known) = (watch.known(), watch.known());
+        let sender = watch::Sender::default();
+        let [mut seen, known] = [(); 2].map(|()| sender.subscribe());
         let mut nodes = WatchedObjects::default();
-        let mut on_event = |event| watch.on_event(event, &mut nodes);
+        let labels = edge_labels(None);
+        let mut on_event = |event| take(event, &labels, &mut nodes, &sender);
         let is = |expected: &[(&str, bool)]| {
             let expected = expected.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
             assert_eq!(*known.borrow(), Some(expected));

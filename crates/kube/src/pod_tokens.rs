@@ -2,6 +2,7 @@
 
 mod jwt;
 pub mod last_known;
+mod peers;
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -25,6 +26,7 @@ use crate::cluster::{Cluster, ClusterError, StateReport};
 use crate::partial::PartialPod;
 use crate::pod_tokens::jwt::{BoundPod, Claims, KeySet};
 use crate::pod_tokens::last_known::{KnownKeys, LastKnown, keep};
+use crate::pod_tokens::peers::Answer;
 use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::{EdgePod, KnownEdgePods, KnownNodes, PodProof, PodTokenReviewer};
 use tunnel_base::drain::Drain;
@@ -56,6 +58,7 @@ pub struct PodTokens {
     settings: PodTokenSettings,
     /// The client for reviews, with the name of the ServiceAccount as a user.
     client: Mutex<Option<(Client, String)>>,
+    nodes: watch::Sender<KnownNodes>,
     pods: watch::Sender<KnownEdgePods>,
     keys: watch::Sender<KnownKeys>,
     /// What was answered about each token, by its hash. An answer that is awaited is locked.
@@ -63,6 +66,8 @@ pub struct PodTokens {
     /// Shared fairly by sources: a token that nobody has signed also costs a review.
     reviews: FairLimiter,
     outage: Mutex<Outage>,
+    /// What a peer has answered so far.
+    answer: Mutex<Answer>,
     report: StateReport,
 }
 
@@ -159,6 +164,14 @@ impl PodTokenReviewer for PodTokens {
     fn pods(&self) -> watch::Receiver<KnownEdgePods> {
         self.pods.subscribe()
     }
+
+    fn question(&self) -> Option<Vec<u8>> {
+        self.ask_peers(String::new())
+    }
+
+    fn on_peer(&self, said: &[u8]) -> Option<Vec<u8>> {
+        self.answer_peer(said)
+    }
 }
 
 impl PodTokens {
@@ -167,23 +180,26 @@ impl PodTokens {
     pub fn new(
         settings: PodTokenSettings,
         LastKnown { pods, keys, age, .. }: LastKnown,
+        nodes: watch::Sender<KnownNodes>,
         report: StateReport,
     ) -> Arc<Self> {
         let since = age.and_then(|age| Instant::now().checked_sub(age));
         Arc::new(Self {
             settings,
             client: Mutex::default(),
+            nodes,
             pods: watch::Sender::new(pods),
             keys: watch::Sender::new(keys),
             answers: Mutex::default(),
             reviews: FairLimiter::new(REVIEWS),
             outage: Mutex::new(Outage { since, ..Outage::default() }),
+            answer: Mutex::default(),
             report,
         })
     }
 
     /// Follows the pods and the keys until draining starts, and writes the file of these and the Nodes.
-    pub async fn follow(self: Arc<Self>, nodes: watch::Receiver<KnownNodes>, drain: Drain) {
+    pub async fn follow(self: Arc<Self>, drain: Drain) {
         let of_account = format!("spec.serviceAccountName={}", self.settings.account);
         let which = ListParams::default().fields(&of_account);
         let watcher = ObjectWatcher { cluster: &self.settings.cluster, what: "pods of edges", which };
@@ -191,7 +207,7 @@ impl PodTokens {
         let on_event = |event| self.on_event(event, &mut pods);
         let pods = Box::pin(watcher.run(Api::namespaced, on_event, |state| self.on_state(state)));
         let file = self.settings.file.clone();
-        let keep = keep(file, nodes, self.pods(), self.keys.subscribe(), || self.pods_age());
+        let keep = keep(file, self.nodes.subscribe(), self.pods(), self.keys.subscribe(), || self.pods_age());
         drain.run_until(async { tokio::join!(pods, self.follow_keys(), keep) }).await;
     }
 
@@ -225,9 +241,9 @@ impl PodTokens {
         (self.report)(state.map_err(|cause| cause.to_string()));
     }
 
-    /// Returns the time since when the pods are not followed.
-    fn pods_age(&self) -> Duration {
-        self.outage.lock().since.map_or(Duration::ZERO, |since| since.elapsed())
+    /// Returns the time since when the pods are not followed; `None` if they are.
+    fn pods_age(&self) -> Option<Duration> {
+        self.outage.lock().since.map(|since| since.elapsed())
     }
 
     /// Asks kube-apiserver whose token it is. Returns the Node of the pod if it names that, or why the token is refused.

@@ -32,6 +32,7 @@ pub(crate) fn log_frame(what: &str, link: LinkId, frame: &Frame) {
         FrameKind::NodePage(page) => {
             trace!(target: FRAMES, %link, kind = "NodePage", number = page.question, nodes = page.nodes.len(), "{what}");
         }
+        FrameKind::Cluster(_) => trace!(target: FRAMES, %link, kind = "Cluster", "{what}"),
         FrameKind::Load(load) => {
             trace!(target: FRAMES, %link, kind = "Load", nodes = load.nodes, stopping = load.stopping, "{what}");
         }

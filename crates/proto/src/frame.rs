@@ -48,6 +48,8 @@ pub enum FrameKind {
     ListNodes(ListNodes),
     /// Between servers: the reply to ListNodes.
     NodePage(NodePage),
+    /// Between servers: what the sender knows of its Kubernetes cluster, or a question about that.
+    Cluster(Bytes),
 }
 
 /// A request for a page of a server's nodes.

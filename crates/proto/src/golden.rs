@@ -173,6 +173,7 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
         ("node-page, last", page(8, vec![], false), Remote::Peer),
         ("node-page, figures", page(9, vec![with_figures], false), Remote::Peer),
         ("node-page, bytes", page(9, vec![with_bytes], false), Remote::Peer),
+        ("cluster", FrameKind::Cluster(Bytes::from_static(b"{}")), Remote::Peer),
     ]
 }
 

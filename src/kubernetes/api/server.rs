@@ -25,7 +25,7 @@ use tunnel_kube::address_watch::AddressBookUpdater;
 use tunnel_kube::cluster::{Cluster, StateReport};
 use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords};
 use tunnel_kube::endpoint_watch::EndpointWatch;
-use tunnel_kube::node_watch::NodeWatch;
+use tunnel_kube::node_watch::follow_node_labels;
 use tunnel_kube::pod_tokens::last_known::LastKnown;
 use tunnel_kube::pod_tokens::{PodTokenSettings, PodTokens};
 use tunnel_kube::reconcile::node_names::{NamesReconcilerParams, NodeNamesReconciler};
@@ -90,27 +90,27 @@ pub(crate) fn follow_nodes(
     drain: &Drain,
 ) -> EdgeWatches {
     let mut known = LastKnown::recall(account.and_then(|account| account.file.as_deref()));
+    let nodes = watch::Sender::new(known.nodes.take());
     let report = report(readiness, "labels of Nodes");
-    let watch = NodeWatch::new(access(cluster), edges, known.nodes.take(), report);
-    let nodes = watch.known();
-    drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));
+    let following = follow_node_labels(access(cluster), edges, nodes.clone(), report, drain.clone());
+    drain.spawn(info_span!("nodes"), following);
     let pods = account.map(|account| follow_edge_pods(account, known, nodes.clone(), readiness, drain));
-    (nodes, pods)
+    (nodes.subscribe(), pods)
 }
 
 /// Follows the pods of a ServiceAccount, and returns who judges their tokens. `known` is what an earlier process knew.
 fn follow_edge_pods(
     config: &ServiceAccountConfig,
     known: LastKnown,
-    nodes: watch::Receiver<KnownNodes>,
+    nodes: watch::Sender<KnownNodes>,
     readiness: &Readiness,
     drain: &Drain,
 ) -> Arc<dyn PodTokenReviewer> {
     let ServiceAccountConfig { name, audience, outage, cluster, file } = config.clone();
     let account = name.unwrap_or_default();
     let settings = PodTokenSettings { cluster: access(&cluster), account, audience, outage, file };
-    let tokens = PodTokens::new(settings, known, report(readiness, "pods of edges"));
-    drain.spawn(info_span!("edge_pods"), tokens.clone().follow(nodes, drain.clone()));
+    let tokens = PodTokens::new(settings, known, nodes, report(readiness, "pods of edges"));
+    drain.spawn(info_span!("edge_pods"), tokens.clone().follow(drain.clone()));
     tokens
 }
 

@@ -23,12 +23,12 @@ pub struct PeerLoad {
 }
 
 impl Peers {
-    /// Reports this server's load to every peer; to be called every [`ANNOUNCE_INTERVAL`].
-    pub fn broadcast_load(&self, load: &Load) {
+    /// Sends a signal to every peer: this server's load every [`ANNOUNCE_INTERVAL`].
+    pub fn broadcast(&self, body: &FrameKind) {
         let mut reported = HashSet::new();
         for link in self.links() {
             if link.instance.is_none_or(|server| reported.insert(server)) {
-                link.signal(&NodeName::none(), FrameKind::Load(load.clone()));
+                link.signal(&NodeName::none(), body.clone());
             }
         }
     }

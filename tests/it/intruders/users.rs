@@ -1,6 +1,7 @@
 //! Programs of users that follow none of the rules: such a link is no edge and no server, answers and announces
 //! nothing, opens only what a rule allows, and holds no more than its share.
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use tokio::io::AsyncReadExt as _;
 use tonic::Code;
@@ -102,6 +103,7 @@ async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
         FrameKind::Conflict(conflict),
         FrameKind::ListNodes(ListNodes { question: 1, after: None }),
         FrameKind::NodePage(NodePage { question: 1, nodes: Vec::new(), more: true }),
+        FrameKind::Cluster(Bytes::from_static(b"{}")),
     ] {
         call.send(to_message(Frame { node: node.clone(), body })).await;
     }
@@ -109,7 +111,7 @@ async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
     call.send(to_message(Frame { node: node.clone(), body: FrameKind::Drain(None) })).await;
     call.send(message(&node, session.id(), SessionFrame::Fin { total: 0 })).await;
     let dropped = |reason| server.server.metrics.frames_dropped.counted(reason);
-    wait_until("all signals are dropped", || dropped("unknown_type") == 6).await;
+    wait_until("all signals are dropped", || dropped("unknown_type") == 7).await;
     wait_until("all frames of sessions are dropped", || dropped("unknown_session") == 18).await;
     wait_until("frames about a node are dropped", || dropped("wrong_node") == 2).await;
     // Neither the id nor a forged opener takes over the session of another device.

@@ -1,6 +1,8 @@
 //! Edges of the manifests prove their node by the token of their pod, with the rights of the manifests, at a
 //! kube-apiserver that signs nothing with the CA of its clients.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,10 +12,10 @@ use tokio::time::Instant;
 
 use super::{Cluster, PASSWORD, USER, deploy, mounted};
 use crate::kubernetes::{NAMESPACE, PODS};
-use crate::parts::{free_port, page};
+use crate::parts::{env_var, free_port, loopback, page};
 use crate::process::{Running, TIMEOUT, run};
-use crate::tunnel::TestDir;
-use crate::wait::wait_until;
+use crate::tunnel::{TestDir, tunnel};
+use crate::wait::{wait_for, wait_until};
 
 /// Returns a config file of the base, with files, ports and addresses replaced by those of a test.
 fn shipped(file: &str, replaced: &[(&str, &str)]) -> String {
@@ -56,30 +58,49 @@ impl Manifests {
     /// Starts a server, instead of the one from before.
     fn serve(&mut self, name: &str) {
         self.server = None;
+        let state = self.place.path().to_owned();
+        let kubeconfig = self.cluster.kubernetes.kubeconfig_as(PODS);
+        let ports = [self.grpc, self.log, self.connect, self.proxy];
+        self.server = Some(self.server_at(name, ports, None, (&state, &kubeconfig)));
+    }
+
+    /// Starts a server at these ports, with its peer's port for links, a folder for its state, and a kubeconfig.
+    fn server_at(
+        &self,
+        name: &str,
+        [grpc, log, connect, proxy]: [u16; 4],
+        peer: Option<u16>,
+        (state, kubeconfig): (&Path, &Path),
+    ) -> Running {
         let dir = self.place.path().join("server");
         let address = |port: u16| format!("\"127.0.0.1:{port}\"");
+        let peers = peer.map_or_else(
+            || "kubernetes_service = \"tunnel-cloud-pods\"".to_owned(),
+            |port| format!("addresses = [{}]", address(port)),
+        );
         let config = shipped(
             "cloud.toml",
             &[
-                ("\"[::]:9000\"", &format!("{}\nadmin_listen = {}", address(self.grpc), address(self.log))),
+                ("\"[::]:9000\"", &format!("{}\nadmin_listen = {}", address(grpc), address(log))),
                 ("\"[::]:6000\"", &address(free_port())),
-                ("\"[::]:8443\"", &address(self.connect)),
+                ("\"[::]:8443\"", &address(connect)),
                 ("allow_from = [", "allow_from = [\"127.0.0.0/8\", "),
                 ("\"[::]:8000\"", &address(free_port())),
-                ("\"[::]:8080\"", &address(self.proxy)),
+                ("\"[::]:8080\"", &address(proxy)),
                 ("/etc/tunnel", &dir.to_string_lossy()),
+                ("kubernetes_service = \"tunnel-cloud-pods\"", &peers),
             ],
         );
         mounted(&dir, &self.place, &config);
         std::fs::write(dir.join("token/token"), "default:shared\n").unwrap();
         let env = [
             ("POD_IP", "127.0.0.1"),
-            ("POD_NAME", "tunnel-cloud-0"),
+            ("POD_NAME", name),
             ("POD_NAMESPACE", NAMESPACE),
-            ("STATE_DIRECTORY", self.place.path().to_str().unwrap()),
+            ("STATE_DIRECTORY", state.to_str().unwrap()),
         ];
-        let k = format!("--kubeconfig={}", self.cluster.kubernetes.kubeconfig_as(PODS).display());
-        self.server = Some(self.place.tunnel(("server", name), &config, &env, &[&k]));
+        let k = format!("--kubeconfig={}", kubeconfig.display());
+        self.place.tunnel(("server", name), &config, &env, &[&k])
     }
 
     fn server(&mut self) -> &mut Running {
@@ -109,6 +130,12 @@ impl Manifests {
 
     /// Starts the edge of a node with that token. Also returns the token's file.
     fn edge(&self, name: &str, node: &str, token: &str) -> (Running, PathBuf) {
+        self.edge_of(&[self.grpc], name, node, token)
+    }
+
+    /// Like [`Self::edge`], but with the ports for links of some servers.
+    fn edge_of(&self, servers: &[u16], name: &str, node: &str, token: &str) -> (Running, PathBuf) {
+        let servers: Vec<_> = servers.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let file = self.place.path().join(format!("{name}.token"));
         std::fs::write(&file, token).unwrap();
         let config = shipped(
@@ -116,7 +143,7 @@ impl Manifests {
             &[
                 (
                     "[\"tunnel.example.org:9000\"]",
-                    &format!("[\"127.0.0.1:{}\"]\nadmin_listen = \"127.0.0.1:{}\"", self.grpc, free_port()),
+                    &format!("{servers:?}\nadmin_listen = \"127.0.0.1:{}\"", free_port()),
                 ),
                 ("/etc/tunnel/certs/ca.crt", &self.place.files.ca.to_string_lossy()),
                 ("/var/run/secrets/tunnel/token", &file.to_string_lossy()),
@@ -281,4 +308,187 @@ fn a_deleted_pod_or_node_ends_its_links_and_known_pods_link_without_kube_apiserv
     manifests.server().wait_for_log("only pods that were known before may link until it is back");
     edge.assert_running();
     second.assert_running();
+}
+
+/// Returns a copy of a kubeconfig whose kube-apiserver does not exist.
+fn without_apiserver(kubeconfig: &Path) -> PathBuf {
+    let mut text: Value = serde_json::from_slice(&std::fs::read(kubeconfig).unwrap()).unwrap();
+    text["clusters"][0]["cluster"]["server"] = format!("https://127.0.0.1:{}", free_port()).into();
+    let file = kubeconfig.with_extension("nowhere");
+    std::fs::write(&file, text.to_string()).unwrap();
+    file
+}
+
+/// Two servers that are peers, each with a folder for its state. The second one uses another kubeconfig if there is one.
+struct TwoServers {
+    servers: [Running; 2],
+    /// Their ports for links, admin, CONNECT and the proxy.
+    ports: [[u16; 4]; 2],
+}
+
+impl TwoServers {
+    fn start(manifests: &mut Manifests, second: Option<&Path>) -> Self {
+        manifests.server = None;
+        let ports = [(); 2].map(|()| [(); 4].map(|()| free_port()));
+        let own = manifests.cluster.kubernetes.kubeconfig_as(PODS);
+        let servers = [0, 1].map(|n| {
+            let name = format!("cloud-{n}");
+            let state = manifests.place.path().join(format!("state-{n}"));
+            std::fs::create_dir(&state).unwrap();
+            let kubeconfig = second.filter(|_| n == 1).unwrap_or(&own);
+            manifests.server_at(&name, ports[n], Some(ports[1 - n][0]), (&state, kubeconfig))
+        });
+        Self { servers, ports }
+    }
+}
+
+#[test]
+fn a_server_without_kube_apiserver_admits_and_ends_the_pods_that_its_peer_follows() {
+    let Some(mut manifests) = Manifests::start() else { return };
+    let token = |manifests: &Manifests, pod: &str, uid: &str| {
+        manifests.token("tunnel-edge", AUDIENCE, Some((pod, uid)))
+    };
+    let [one, gone] =
+        [("edge-a", "node1"), ("edge-b", "node2")].map(|(pod, node)| manifests.pod(pod, "tunnel-edge", node));
+    let [known, new] = [("edge-a", &one), ("edge-b", &gone)].map(|(pod, uid)| token(&manifests, pod, uid));
+    let delete = |manifests: &Manifests, pod: &str| {
+        assert!(manifests.cluster.try_kubectl(&["delete", "pod", pod, "--grace-period=0", "--force"]).0);
+    };
+    delete(&manifests, "edge-b");
+    let nowhere = without_apiserver(&manifests.cluster.kubernetes.kubeconfig_as(PODS));
+    let TwoServers { servers: [mut first, mut second], ports: [[peer, ..], [links, log, ..]] } =
+        TwoServers::start(&mut manifests, Some(&nowhere));
+    // The peer has admitted the pod.
+    let (mut edge, _) = manifests.edge_of(&[peer], "edge-a", "node1", &known);
+    edge.wait_for_log_of("server=", "linked");
+    edge.kill();
+    let (mut edge, _) = manifests.edge_of(&[links], "edge-a-again", "node1", &known);
+    edge.wait_for_log_of("server=", "linked");
+    second.wait_for_log("pod admitted by the published keys");
+    let (_new, _) = manifests.edge_of(&[links], "edge-b", "node2", &new);
+    second.wait_for_log("only pods that were known before may link until it is back");
+    second.wait_for_answer(log, "/cloud/healthz", "node1");
+
+    let deleted = Instant::now();
+    delete(&manifests, "edge-a");
+    second.wait_for_log("links ended: token revoked, pod or Node deleted");
+    assert!(deleted.elapsed() < Duration::from_secs(25), "{:?}", deleted.elapsed());
+    first.assert_running();
+    edge.assert_running();
+}
+
+/// Sends a line over a session to an echo at the node. Returns the time until it is back.
+fn echo(session: &mut TcpStream) -> Duration {
+    let sent = Instant::now();
+    session.write_all(b"still here").unwrap();
+    session.read_exact(&mut [0; 10]).unwrap();
+    sent.elapsed()
+}
+
+/// Returns the port of an echo for one client.
+fn echo_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut reader = client.try_clone().unwrap();
+        let _ = std::io::copy(&mut reader, &mut client);
+    });
+    port
+}
+
+/// `TUNNEL_TEST_OUTAGE` is the time in seconds that kube-apiserver is away.
+#[test]
+fn in_an_outage_links_and_sessions_stay_a_pod_restarts_and_a_new_one_waits() {
+    let Some(mut manifests) = Manifests::start() else { return };
+    let outage = env_var("TUNNEL_TEST_OUTAGE").map_or(15, |seconds| seconds.parse().unwrap());
+    let outage = Duration::from_secs(outage);
+    let say = |what: &str, time: Duration| drop(writeln!(std::io::stderr(), "{what}: {time:?}"));
+    manifests
+        .cluster
+        .kubernetes
+        .apply_everywhere::<Node>(&node("node3", &json!({"superedge.io/node-edge": "enable"})));
+    let TwoServers { servers: [mut first, mut second], ports } = TwoServers::start(&mut manifests, None);
+    let both = [ports[0][0], ports[1][0]];
+    let pod = |pod: &str, node: &str| {
+        let uid = manifests.pod(pod, "tunnel-edge", node);
+        manifests.token("tunnel-edge", AUDIENCE, Some((pod, &uid)))
+    };
+    let start = |name: &str, node: &str| {
+        let token = pod(name, node);
+        let (mut edge, _) = manifests.edge_of(&both[..1], name, node, &token);
+        edge.wait_for_log_of("server=", "linked");
+        (edge, token)
+    };
+    let (mut steady, _) = start("edge-a", "node1");
+    let (mut restarts, token) = start("edge-b", "node2");
+    // Its pod is deleted before the outage, so the servers know it no more than one that is new.
+    let unknown = pod("edge-c", "node3");
+    assert!(manifests.cluster.try_kubectl(&["delete", "pod", "edge-c", "--grace-period=0", "--force"]).0);
+    for n in [0, 1] {
+        let file = manifests.place.path().join(format!("state-{n}/known-pods.json"));
+        wait_until("the pods and keys are known", TIMEOUT, || {
+            let known = std::fs::read_to_string(&file).unwrap_or_default();
+            known.contains("edge-b") && known.contains("kid") && !known.contains("edge-c")
+        });
+    }
+
+    // A session over CONNECT at the second server, which the first one relays.
+    let [password, local] = [manifests.place.path().join("password"), PathBuf::from(free_port().to_string())];
+    std::fs::write(&password, PASSWORD).unwrap();
+    let mut command = tunnel();
+    command.args(["connect", &format!("--server=https://127.0.0.1:{}", ports[1][2]), "--user", USER]);
+    command.arg("--password-file").arg(&password).arg("--ca").arg(&manifests.place.files.ca);
+    command.arg("--listen").arg(&local).arg(format!("node1:{}", echo_port()));
+    let mut connect = Running::start("connect", manifests.place.path(), &mut command);
+    let local: u16 = local.to_str().unwrap().parse().unwrap();
+    let mut session = wait_for("the session", TIMEOUT, || TcpStream::connect(loopback(local)).ok());
+    session.set_read_timeout(Some(TIMEOUT)).unwrap();
+    echo(&mut session);
+
+    manifests.cluster.kubernetes.stop();
+    let away = Instant::now();
+    for server in [&mut first, &mut second] {
+        server.wait_for_log("watch failed");
+    }
+    // The pod comes back at the second server, as the first one is not in its list any more.
+    restarts.terminate();
+    restarts.wait_for_exit(TIMEOUT);
+    let returns = Instant::now();
+    let (mut restarted, _) = manifests.edge_of(&both[1..], "edge-b-again", "node2", &token);
+    restarted.wait_for_log_of("server=", "linked");
+    say("a pod is back at the other server after", returns.elapsed());
+    second.wait_for_log("pod admitted by the published keys");
+    let (_new, _) = manifests.edge_of(&both[..1], "edge-c-again", "node3", &unknown);
+    first.wait_for_log("only pods that were known before may link until it is back");
+    let mut slowest = Duration::ZERO;
+    for second in 1..=outage.as_secs() {
+        wait_until("a second passes", outage, || away.elapsed() >= Duration::from_secs(second));
+        slowest = slowest.max(echo(&mut session));
+    }
+    say("slowest echo of the open session", slowest);
+    for edge in [&mut steady, &mut restarted] {
+        edge.assert_running();
+        let links =
+            edge.log().lines().filter(|line| line.contains("linked") && line.contains("server=")).count();
+        assert_eq!(links, 1, "no link has ended");
+    }
+
+    manifests.cluster.kubernetes.restart();
+    say("kube-apiserver was away for", away.elapsed());
+    let back = Instant::now();
+    let uid = manifests.pod("edge-c", "tunnel-edge", "node3");
+    let known = manifests.token("tunnel-edge", AUDIENCE, Some(("edge-c", &uid)));
+    say("its pod and token are there after", back.elapsed());
+    Manifests::renew(&manifests.place.path().join("edge-c-again.token"), &known);
+    first.wait_for_answer(ports[0][1], "/cloud/healthz", "node3");
+    say("a new pod is admitted after", back.elapsed());
+    for (server, [_, log, ..]) in [(&mut first, ports[0]), (&mut second, ports[1])] {
+        server.wait_for_answer(log, "/readyz", "");
+    }
+    say("both servers follow it after", back.elapsed());
+    echo(&mut session);
+    for running in [&mut steady, &mut restarted, &mut connect] {
+        running.assert_running();
+    }
 }

@@ -89,11 +89,8 @@ impl SimServer {
 
     fn announce_load(&self) {
         let nodes = self.registry.node_count() as u64;
-        self.peers.broadcast_load(&Load {
-            nodes,
-            stopping: self.stopping.load(Relaxed),
-            problems: String::new(),
-        });
+        let stopping = self.stopping.load(Relaxed);
+        self.peers.broadcast(&FrameKind::Load(Load { nodes, stopping, problems: String::new() }));
     }
 
     /// Starts to stop.

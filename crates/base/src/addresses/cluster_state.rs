@@ -79,6 +79,12 @@ pub trait PodTokenReviewer: Debug + Send + Sync {
 
     /// Returns a receiver of the known pods, whose changes may end a proof.
     fn pods(&self) -> watch::Receiver<KnownEdgePods>;
+
+    /// Returns the question to peers while kube-apiserver is away: what do they know of the cluster?
+    fn question(&self) -> Option<Vec<u8>>;
+
+    /// Takes a peer's question or a part of its answer. Returns the part that answers, or the question for the next one.
+    fn on_peer(&self, said: &[u8]) -> Option<Vec<u8>>;
 }
 
 /// Endpoints of a Service; `None` until they are known.

@@ -80,13 +80,13 @@ impl Claims {
 }
 
 /// The keys that kube-apiserver publishes, with which it signs tokens.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct KeySet {
     keys: Vec<PublishedKey>,
 }
 
 /// A published key. Its members are those of JSON Web Keys.
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 struct PublishedKey {
     kid: String,

@@ -62,7 +62,7 @@ pub(crate) async fn keep(
     mut nodes: Receiver<KnownNodes>,
     mut pods: Receiver<KnownEdgePods>,
     mut keys: Receiver<KnownKeys>,
-    pods_age: impl Fn() -> Duration,
+    pods_age: impl Fn() -> Option<Duration>,
 ) {
     let Some(file) = file else { return };
     loop {
@@ -80,7 +80,8 @@ pub(crate) async fn keep(
         };
         let path = file.clone();
         // Published keys can be read while lists fail. They must not make what is known of pods look new.
-        let known_at = SystemTime::now().checked_sub(pods_age()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let known_at =
+            SystemTime::now().checked_sub(pods_age().unwrap_or_default()).unwrap_or(SystemTime::UNIX_EPOCH);
         let written = spawn_blocking(move || {
             files::replace(&path, 0o600, &serde_json::to_vec(&known)?, |_| Ok(()))?;
             File::options().append(true).open(&path)?.set_modified(known_at)
@@ -94,5 +95,5 @@ pub(crate) async fn keep(
 
 /// Shortest time between two writes: a thousand edges that are installed are a few of them.
 pub(crate) const PAUSE: Duration = Duration::from_secs(5);
-/// Maximum size that is read: 100,000 pods.
-const MAX_BYTES: u64 = 16 << 20;
+/// Maximum size that is read, and that a peer may tell: 100,000 pods.
+pub(crate) const MAX_BYTES: u64 = 16 << 20;

@@ -75,7 +75,7 @@ impl Apiserver {
         let account = "tunnel-edge".to_owned();
         let audience = AUDIENCE.to_owned();
         let settings = PodTokenSettings { cluster, account, audience, outage, file: None };
-        let tokens = PodTokens::new(settings, known, Box::new(drop));
+        let tokens = PodTokens::new(settings, known, watch::Sender::default(), Box::new(drop));
         self.connect(&tokens);
         tokens
     }
@@ -467,4 +467,114 @@ async fn a_server_that_starts_while_kube_apiserver_is_away_admits_the_pods_of_be
     assert!(unchecked_reason(&tokens, &good).await.contains("only pods that were known before"));
     fs::write(&file, &text[..text.len() / 2]).unwrap();
     assert!(unchecked_reason(&restart(Duration::ZERO), &good).await.contains("its keys are not known yet"));
+}
+
+/// Delivers messages between two servers until none follows. Returns their number.
+fn exchange(asker: &PodTokens, peer: &PodTokens) -> usize {
+    let mut said = asker.question();
+    let mut count = 0;
+    for to in [peer, asker].into_iter().cycle() {
+        let Some(message) = said else { break };
+        count += 1;
+        said = to.on_peer(&message);
+    }
+    count
+}
+
+/// A server that follows pods `edge-N` on that number of Nodes `node-N` besides `edge-a` on `shop-1`, with what signs as
+/// kube-apiserver.
+fn followed(apiserver: &Apiserver, nodes: usize) -> (Arc<PodTokens>, Signer) {
+    let (keys, [signer, _]) = published();
+    let tokens = apiserver.tokens(true);
+    tokens.keys.send_replace(Some((ISSUER.to_owned(), keys)));
+    let names = || (0..nodes).map(|n| (format!("node-{n}"), true));
+    tokens.nodes.send_replace(Some(names().chain([("shop-1".to_owned(), true)]).collect()));
+    tokens.pods.send_modify(|pods| {
+        let pods = pods.as_mut().unwrap();
+        pods.extend(names().enumerate().map(|(n, (node, _))| {
+            (format!("edge-{n}"), EdgePod { uid: format!("u-{n}"), node: Some(node), deleted: None })
+        }));
+    });
+    (tokens, signer)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_kube_apiserver_knows_the_pods_that_its_peer_follows() {
+    let apiserver = Apiserver::new();
+    *apiserver.is_up.lock() = false;
+    let (peer, (_, by_rsa)) = followed(&apiserver, 1000);
+    let head = json!({"alg": "RS256", "kid": "rsa"});
+    let good = token_by(&head, &claims(), &by_rsa);
+    let bound = json!({"pod": {"name": "edge-b", "uid": "u2"}});
+    let newer = token_by(&head, &with("kubernetes.io", bound), &by_rsa);
+
+    let fresh = apiserver.tokens_with(true, LastKnown::default());
+    assert_eq!(exchange(&fresh, &peer), 0, "kube-apiserver may still answer");
+    fresh.on_state(Err(ClusterError::Silent));
+    assert!(unchecked_reason(&fresh, &good).await.contains("its keys are not known yet"));
+    assert!(exchange(&fresh, &peer) > 10, "no message is too long");
+    assert_eq!(
+        (&*fresh.nodes.borrow(), &*fresh.pods.borrow()),
+        (&*peer.nodes.borrow(), &*peer.pods.borrow())
+    );
+    apiserver.connect(&fresh);
+    let proof = fresh.review(&good, EDGE).await.unwrap();
+    assert_eq!(proof.node.as_str(), "shop-1");
+    apiserver.connect(&fresh);
+    assert!(unchecked_reason(&fresh, &newer).await.contains("only pods that were known before"));
+    assert_eq!(exchange(&fresh, &peer), 1, "it knows as much");
+
+    let more = Duration::from_secs(11);
+    advance(more).await;
+    peer.pods.send_modify(|pods| drop(pods.as_mut().unwrap().remove("edge-a")));
+    exchange(&fresh, &peer);
+    assert!(matches!(fresh.recheck(&proof), Err(TokenError::NoPod(_))));
+    apiserver.connect(&fresh);
+    assert!(unchecked_reason(&fresh, &good).await.contains("only pods that were known before"));
+
+    // The day counts from what the peer saw last.
+    peer.on_state(Err(ClusterError::Silent));
+    advance(Duration::from_secs(3600)).await;
+    assert_eq!(exchange(&fresh, &peer), 1, "two that know the same");
+    let third = apiserver.tokens_with(true, LastKnown::default());
+    third.on_state(Err(ClusterError::Silent));
+    exchange(&third, &peer);
+    assert!(third.pods.borrow().is_some() && third.pods_age() >= Some(Duration::from_secs(3600)));
+    third.on_state(Ok(()));
+    assert_eq!(exchange(&third, &peer), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_peer_of_another_cluster_or_too_many_parts_tell_does_not_apply() {
+    let apiserver = Apiserver::new();
+    let (own, _) = followed(&apiserver, 1);
+    let (other, _) = followed(&apiserver, 200);
+    let before = own.pods.borrow().clone();
+    own.on_state(Err(ClusterError::Silent));
+    advance(Duration::from_secs(60)).await;
+    assert!(exchange(&own, &other) > 2);
+    assert_eq!(*own.pods.borrow(), before);
+
+    // Parts of two peers, each of which begins again.
+    let fresh = apiserver.tokens_with(true, LastKnown::default());
+    fresh.on_state(Err(ClusterError::Silent));
+    let first = other.on_peer(&fresh.question().unwrap()).unwrap();
+    let second = other.on_peer(&fresh.on_peer(&first).unwrap()).unwrap();
+    assert!(fresh.on_peer(&second).is_some());
+    assert!(fresh.on_peer(&second).is_none(), "the same part again");
+    let end = json!({"age": Duration::ZERO, "after": "", "part": {"nodes": {}, "pods": {}, "keys": null}});
+    for said in ["", "{}", &end.to_string().replace("\"after\":\"\"", "\"after\":\"node-0\"")] {
+        assert!(fresh.on_peer(said.as_bytes()).is_none() && fresh.pods.borrow().is_none(), "{said}");
+    }
+
+    // One that never ends.
+    let mut after = String::new();
+    let parts = (0..).take_while(|n| {
+        let node = format!("node-{n:09}{}", "x".repeat(100_000));
+        let part = json!({"age": Duration::ZERO, "after": after, "part": {"nodes": {&node: true}, "pods": {}, "keys": null}});
+        after = node;
+        fresh.on_peer(part.to_string().as_bytes()).is_some()
+    });
+    assert!((50..200).contains(&parts.count()));
+    assert!(fresh.pods.borrow().is_none());
 }

@@ -68,6 +68,7 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             let message = peer_message(node, NODE_PAGE, page.question, Control::default());
             StreamMsg { data: packed_page(page), ..message }
         }
+        FrameKind::Cluster(data) => StreamMsg { data, ..signal(node, CLUSTER, None) },
         FrameKind::Conflict(Conflict { instance, reason }) => {
             let fields = Control { instance: instance_bytes(instance), reason, ..Control::default() };
             StreamMsg { data: pack(&fields), ..signal(node, CONFLICT, None) }
@@ -114,6 +115,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
             FrameKind::ListNodes(ListNodes { question, after })
         }
         (STREAM, NODE_PAGE) if servers => FrameKind::NodePage(page(&message)?),
+        (STREAM, CLUSTER) if servers => FrameKind::Cluster(message.data.clone()),
         (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
             // Only Open and Resume of such a link may name another node than its own: that of the acceptor.
@@ -359,6 +361,7 @@ const CONFLICT: &str = "conflict";
 const LOAD: &str = "load";
 const LIST_NODES: &str = "list-nodes";
 const NODE_PAGE: &str = "node-page";
+const CLUSTER: &str = "cluster";
 const OPEN: &str = "connecting";
 const RESUME: &str = "resume";
 
@@ -513,7 +516,8 @@ mod tests {
         let conflict = FrameKind::Conflict(Conflict { instance: None, reason: String::new() });
         let found = FrameKind::Found(Found { here: true, ..Found::not_here(0) });
         let load = FrameKind::Load(Load { nodes: 0, stopping: true, problems: String::new() });
-        for body in [FrameKind::Find(5), found, load, conflict] {
+        let cluster = FrameKind::Cluster(Bytes::from_static(b"{}"));
+        for body in [FrameKind::Find(5), found, load, cluster, conflict] {
             let refused = from_message(to_message(frame(&node, body)), &client);
             assert_eq!(refused, Err(FrameError::UnknownType));
         }
