@@ -164,7 +164,8 @@ fn peers_are_found_by_the_endpoints_of_their_service() {
     kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", true), ("10.0.0.3", false)]);
     let own = "10.0.0.1:9000".parse().unwrap();
     let watch = EndpointWatch::new(cluster(&kubernetes), SERVICE.to_owned(), own);
-    let (peers, endpoints) = (watch.peers(), watch.endpoints());
+    let peers = watch.peers.subscribe();
+    let endpoints = watch.endpoints.subscribe();
     let drain = Drain::new();
     kubernetes.run(async { drain.spawn(tracing::Span::none(), watch.follow(drain.clone())) });
     let are = |others: &[&str]| {

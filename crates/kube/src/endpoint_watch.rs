@@ -1,6 +1,5 @@
 //! Discovery of servers through the endpoints of a Kubernetes Service.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
@@ -21,9 +20,13 @@ pub struct EndpointWatch {
     service: String,
     /// Address of this server, with the port on which all servers accept links.
     own: SocketAddr,
-    endpoints: watch::Sender<ServiceEndpoints>,
-    peers: watch::Sender<Vec<SocketAddr>>,
-    unwatched: watch::Sender<Option<String>>,
+    /// The endpoints of all servers, including this one.
+    pub endpoints: watch::Sender<ServiceEndpoints>,
+    /// The addresses at which peers accept links, sorted; empty until they are known. Unready peers are included, because
+    /// they may have nodes and sessions.
+    pub peers: watch::Sender<Vec<SocketAddr>>,
+    /// The reason why the endpoints cannot be watched; `None` while they are, and before the first answer.
+    pub unwatched: watch::Sender<Option<String>>,
 }
 
 impl EndpointWatch {
@@ -33,23 +36,6 @@ impl EndpointWatch {
         let endpoints = watch::Sender::new(None);
         let peers = watch::Sender::new(Vec::new());
         Self { cluster, service, own, endpoints, peers, unwatched: watch::Sender::new(None) }
-    }
-
-    /// Returns a receiver of the endpoints of all servers, including this one.
-    pub fn endpoints(&self) -> watch::Receiver<ServiceEndpoints> {
-        self.endpoints.subscribe()
-    }
-
-    /// Returns a receiver of the addresses at which peers accept links, sorted; empty until they are known. Unready
-    /// peers are included, because they may have nodes and sessions.
-    pub fn peers(&self) -> watch::Receiver<Vec<SocketAddr>> {
-        self.peers.subscribe()
-    }
-
-    /// Returns a receiver of the reason why the endpoints cannot be watched; `None` while they are, and before the first
-    /// answer.
-    pub fn unwatched(&self) -> watch::Receiver<Option<String>> {
-        self.unwatched.subscribe()
     }
 
     /// Runs the watch until draining starts.
@@ -71,9 +57,8 @@ impl EndpointWatch {
 
     fn set(&self, endpoints: Endpoints) {
         let own = self.own.ip();
-        let all: BTreeSet<_> = endpoints.ready.union(&endpoints.unready).collect();
-        let others = all.into_iter().filter(|ip| **ip != own).map(|ip| SocketAddr::new(*ip, self.own.port()));
-        let others: Vec<_> = others.collect();
+        let others = endpoints.ready.union(&endpoints.unready).filter(|ip| **ip != own);
+        let others: Vec<_> = others.map(|ip| SocketAddr::new(*ip, self.own.port())).collect();
         if publish(&self.peers, others.clone()) {
             debug!(service = self.service, peers = ?others, "peers changed");
         }
@@ -174,7 +159,8 @@ mod tests {
     fn peers_are_the_other_endpoints_at_our_port() {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
-        let (mut peers, endpoints) = (watch.peers(), watch.endpoints());
+        let mut peers = watch.peers.subscribe();
+        let endpoints = watch.endpoints.subscribe();
         watch.set(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
         let others: Vec<SocketAddr> =
             vec!["10.0.0.1:9000".parse().unwrap(), "[fd00::1]:9000".parse().unwrap()];

@@ -54,8 +54,11 @@ pub(crate) fn follow_pods(
     drain: &Drain,
 ) -> ServerPods {
     let watch = EndpointWatch::new(access(cluster), service, own);
-    let pods =
-        ServerPods { endpoints: watch.endpoints(), peers: watch.peers(), unwatched: watch.unwatched() };
+    let pods = ServerPods {
+        endpoints: watch.endpoints.subscribe(),
+        peers: watch.peers.subscribe(),
+        unwatched: watch.unwatched.subscribe(),
+    };
     drain.spawn(info_span!("server_pods"), watch.follow(drain.clone()));
     pods
 }
@@ -128,7 +131,7 @@ pub(crate) fn keep_ports(
     let ObjectName(configmap) = configmap;
     let params = PortWatchParams { cluster, namespace, configmap, service, own, http, https };
     let watch = PortWatch::new(params, report(readiness, "node_ports"));
-    let known = watch.ports();
+    let known = watch.ports.subscribe();
     drain.spawn(info_span!("ports"), watch.follow(drain.clone()));
     known
 }
@@ -154,7 +157,7 @@ pub(crate) fn keep_node_names(
         holders: names.holders.clone(),
     };
     let kept = NodeNamesReconciler::new(params, report(readiness, "node_names"));
-    let service = kept.service();
+    let service = kept.service.subscribe();
     drain.spawn(info_span!("node names"), kept.run(drain.clone()));
     service
 }

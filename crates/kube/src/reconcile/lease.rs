@@ -126,13 +126,10 @@ impl LeaderLease {
         }
         let acquired = found.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref()).map(|time| time.0);
         // Another writer is noticed at the next attempt.
-        self.replace(&api, found, self.spec(number, acquired)).await.and_then(|done| {
-            if done {
-                Ok(true)
-            } else {
-                Err(ClusterError::Failed("the Lease was written meanwhile".to_owned()))
-            }
-        })
+        match self.replace(&api, found, self.spec(number, acquired)).await? {
+            true => Ok(true),
+            false => Err(ClusterError::Failed("the Lease was written meanwhile".to_owned())),
+        }
     }
 
     async fn try_release(&mut self, number: i32) -> Result<(), ClusterError> {

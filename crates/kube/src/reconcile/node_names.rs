@@ -58,8 +58,8 @@ pub struct NodeNamesReconciler {
     params: NamesReconcilerParams,
     report: StateReport,
     nodes: Mutex<WatchedObjects<KubeNodeState>>,
-    /// Addresses of the Service; they are not a server's own.
-    service: watch::Sender<BTreeSet<IpAddr>>,
+    /// Addresses of the Service, to which names of nodes resolve although no server has them. Empty until they are known.
+    pub service: watch::Sender<BTreeSet<IpAddr>>,
     /// Nodes already logged as having no name, and why.
     left_out: Mutex<BTreeMap<String, &'static str>>,
     /// Notified when Nodes have changed.
@@ -74,12 +74,6 @@ impl NodeNamesReconciler {
         let nodes = Mutex::default();
         let left_out = Mutex::default();
         Self { params, report, nodes, service, left_out, nodes_changed: Notify::new() }
-    }
-
-    /// Returns a receiver of the Service's addresses, to which names of nodes resolve although no server has them.
-    /// Empty until they are known.
-    pub fn service(&self) -> watch::Receiver<BTreeSet<IpAddr>> {
-        self.service.subscribe()
     }
 
     /// Runs until draining starts.

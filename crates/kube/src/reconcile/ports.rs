@@ -42,7 +42,8 @@ pub struct PortWatchParams {
 #[debug("PortWatch({params:?})")]
 pub struct PortWatch {
     params: PortWatchParams,
-    ports: watch::Sender<ConfigMapPorts>,
+    /// The ports in the ConfigMap.
+    pub ports: watch::Sender<ConfigMapPorts>,
     report: StateReport,
     /// Notified when the ConfigMap may have changed.
     configmap_changed: Notify,
@@ -52,11 +53,6 @@ impl PortWatch {
     /// Creates a watch; sends no request. Calls `report` with whether all listed ports are served, and if not, why.
     pub fn new(params: PortWatchParams, report: StateReport) -> Self {
         Self { params, ports: watch::Sender::default(), report, configmap_changed: Notify::new() }
-    }
-
-    /// Returns a receiver of the ports in the ConfigMap.
-    pub fn ports(&self) -> watch::Receiver<ConfigMapPorts> {
-        self.ports.subscribe()
     }
 
     /// Runs the watch until draining starts.
