@@ -306,7 +306,7 @@ fn without_tests(text: &str) -> &str {
     for line in text.split_inclusive('\n') {
         match line.trim() {
             "#[cfg(test)]" => marked = Some(at),
-            tests if tests.starts_with("mod ") && tests.ends_with('{') => {
+            tests if tests.trim_start_matches("pub(crate) ").starts_with("mod ") && tests.ends_with('{') => {
                 if let Some(end) = marked {
                     return &text[..end];
                 }

@@ -83,6 +83,8 @@ fn budget_errors(budgets: &BTreeMap<String, usize>, sizes: &BTreeMap<String, usi
 fn a_line_of_code_is_counted_once_and_only_if_it_is_code() {
     let text = "//! Doc.\n\n/// Doc.\nfn f() { g(); h() } // why\n/* a\nb */\nlet a = \"x\n  y\";\n#[cfg(test)]\nmod tests {\n}\n";
     assert_eq!(lines_of_code(text), 3);
+    // Tests that lend something to those of other files.
+    assert_eq!(lines_of_code(&text.replace("mod tests", "pub(crate) mod tests")), 3);
 }
 
 #[test]
