@@ -563,8 +563,8 @@ impl SharedSession {
     }
 
     /// Ends a session that has waited for its remote for its resume timeout, which is `usual` if it has none of its own.
-    /// One that is idle gives memory back.
-    pub(crate) fn expire(self: &Arc<Self>, now: Instant, usual: Duration) -> ExpiryOutcome {
+    /// One that is idle gives memory back. Without a link of this process it is not its opener whose line was lost.
+    pub(crate) fn expire(self: &Arc<Self>, now: Instant, usual: Duration, is_linked: bool) -> ExpiryOutcome {
         self.with_state(|inner| {
             inner.state.recv.release_idle();
             let Some(since) = inner.state.mark_waiting(now) else {
@@ -573,7 +573,14 @@ impl SharedSession {
             let waited = now.saturating_duration_since(since);
             let timeout = inner.state.resume_timeout(usual);
             if waited >= timeout {
-                let why = format!("no path for {}", in_words(timeout));
+                let opener =
+                    self.origin.device().map_or("its opener".to_owned(), |(device, _)| device.to_string());
+                let whose = match is_linked {
+                    _ if inner.state.is_opener() => String::new(),
+                    true => format!(": {opener} did not resume it, and this machine is linked"),
+                    false => ": this machine has no link to a server".to_owned(),
+                };
+                let why = format!("no path for {}{whose}", in_words(timeout));
                 let (cut, actions) = inner.state.expire(SessionError::new(ErrorCode::Cancelled, why));
                 return (if cut { ExpiryOutcome::Truncated } else { ExpiryOutcome::None }, actions);
             }

@@ -23,9 +23,10 @@ impl SessionTable {
         if let Some(long_ago) = now.checked_sub(self.limits.resume_timeout.max(LATEST_OPEN)) {
             self.ended.lock().forget_before(long_ago);
         }
+        let is_linked = self.metrics.links.all() > 0;
         let mut parked = Vec::new();
         for session in self.all() {
-            let expiry = session.expire(now, self.limits.resume_timeout);
+            let expiry = session.expire(now, self.limits.resume_timeout, is_linked);
             if expiry == ExpiryOutcome::Truncated {
                 self.metrics.truncated.count("delivery_timeout");
             }

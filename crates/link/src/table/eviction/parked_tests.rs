@@ -149,6 +149,24 @@ async fn only_a_users_session_waits_for_longer_and_not_longer_than_was_granted()
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_session_without_a_path_names_whose_line_was_lost() {
+    for (opener, is_linked, whose) in [
+        ("client/alice/laptop", true, "alice/laptop did not resume it, and this machine is linked"),
+        ("node/edge2", true, "its opener did not resume it, and this machine is linked"),
+        ("client/alice/laptop", false, "this machine has no link to a server"),
+    ] {
+        let mut edge = Process::edge();
+        let (session, _) = edge.open(Some(opener), None);
+        edge.lose_link();
+        if is_linked {
+            edge.table.metrics.links.opened("server");
+        }
+        edge.wait(Duration::from_secs(60)).await;
+        assert_eq!(why(&session), format!("no path for 1 min: {whose}"));
+    }
+}
+
 /// A server passes on what a user asks, within its own limit, and keeps nothing of it.
 #[test]
 fn a_server_bounds_what_a_user_asks_and_lets_no_other_ask() {
