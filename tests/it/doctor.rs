@@ -514,6 +514,11 @@ async fn each_error_between_a_users_device_and_a_server_is_reported() {
         (no_ca, "ca", "a CA that this end does not trust"),
         (text.replace("user =", "usr ="), "config", "usr: unknown key"),
         ("server = \"a:1\"\n".to_owned(), "config", "names no servers"),
+        (
+            format!("{text}websocket_ca = {{ \"{grpc}\" = \"/missing.crt\" }}\n"),
+            "config",
+            "websocket_ca: cannot read /missing.crt",
+        ),
     ] {
         let all = findings(&place, DoctorRole::Client, &text, |_| ()).await;
         let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "error").collect();

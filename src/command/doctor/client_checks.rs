@@ -7,6 +7,7 @@ use crate::command::client;
 use crate::command::doctor::links::Caller;
 use crate::command::doctor::{DoctorArgs, DoctorFindings, Finding, Tested, WARN_BEFORE_EXPIRY_DAYS};
 use crate::config::Environment;
+use crate::startup::StartupErrorCollector;
 use crate::uplink::client::{UserCredentials, UserLinkConfig, UserUplinks};
 use tunnel_net::tls::{TlsClientConfig, Trust, certificate, link_alpn, pem};
 use tunnel_proto::hello::{UserHello, UserProof};
@@ -38,6 +39,11 @@ pub(super) fn caller(
     let trust = config.ca.clone().map_or(Trust::System, Trust::Ca);
     let tls = TlsClientConfig { trust, identity, alpn: link_alpn() }.load();
     let tls = tls.map_err(|why| Finding::error("config", why, "files that belong together", ""))?.load();
+    // The links read these only once they try a WebSocket.
+    let mut startup = StartupErrorCollector::checking();
+    if !config.servers.iter().all(|to| startup.check_certs("websocket_ca", to.websocket_ca.as_deref())) {
+        return Err(Finding::error("config", startup.into_errors(), "a file of certificates", ""));
+    }
     found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
     let instance = Instance::random();
     let hello = UserHello { proof, device: config.device.clone(), instance, is_backup: false };
