@@ -174,8 +174,9 @@ impl SessionRouter {
             return opened;
         }
         // Another server of the list may have the node that this one does not find. At an edge, its own node's name stands
-        // for the cloud, which all servers dial alike.
-        let uplinks = self.paths.uplinks().filter(|uplinks| uplinks.node != request.node);
+        // for the cloud, where an address may be a node's; servers dial names alike.
+        let may_be_node = matches!(request.target.host, Host::Ip(_));
+        let uplinks = self.paths.uplinks().filter(|uplinks| may_be_node || uplinks.node != request.node);
         let Some(uplinks) = uplinks else { return opened };
         let Some(link) = uplinks.other_server().await else { return opened };
         self.open_over(Some(link), request).await.or(opened)

@@ -17,7 +17,7 @@ pub(crate) fn own_address() -> IpAddr {
 }
 
 /// Starts an echo target at that address.
-async fn echo() -> SocketAddr {
+pub(crate) async fn echo() -> SocketAddr {
     targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await
 }
 

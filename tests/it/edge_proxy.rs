@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tunnel::edge::Edge;
 use tunnel_base::drain::Drained;
 
+use crate::addresses;
 use crate::http_proxy::{body, site};
 use crate::support::clients::{
     Answer, ESTABLISHED, assert_echo, assert_reset, get, head, open, rest, send_request,
@@ -74,6 +75,27 @@ async fn a_node_that_only_the_next_server_of_the_list_finds_is_reached_there() {
 }
 
 async fn connect(proxy: SocketAddr, target: &str) -> Answer {
+/// The servers have lost each other when the node moves from one to the other.
+#[tokio::test]
+async fn the_address_of_a_node_that_only_the_next_server_of_the_list_finds_leads_there() {
+    let place = TestDir::new();
+    let echo = addresses::echo().await;
+    let tables = format!("{ALLOW}[server.addresses.nodes]\n\"{}\" = \"node1\"\n", echo.ip());
+    let [one, two] = [(); 2].map(|()| TestServer::with(&place, &tables));
+    let line = Line::to(one.server.bound.grpc).await;
+    let _other = start_edge(&place.edge("node1", line.at, ""));
+    one.wait_for_node("node1").await;
+    line.route_to(two.server.bound.grpc);
+    line.reset();
+    two.wait_for_node("node1").await;
+    let list = format!("{}\", \"{}", one.server.bound.grpc, two.server.bound.grpc);
+    let asker = start_edge(&place.edge("asker", list, "[edge.http_proxy]\nlisten = \"127.0.0.1:0\""));
+    one.wait_for_node("asker").await;
+    wait_until("the edge has a link", || asker.metrics.links.all() > 0).await;
+    let mut client = open(asker.bound.proxy.unwrap(), &echo.to_string()).await;
+    assert_echo(&mut client, "there").await;
+}
+
     send_request(proxy, &format!("CONNECT {target} HTTP/1.1\r\n\r\n")).await
 }
 
