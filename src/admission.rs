@@ -36,6 +36,7 @@ use crate::admission::denial::Denial;
 use crate::admission::destination::destination_mapping::DestinationMapping;
 use crate::admission::destination::{Destination, TargetStream};
 use crate::admission::heads::PendingLimits;
+use crate::admission::requests::refuse_other_sites;
 use crate::admission::trace_id::new_trace;
 use crate::route::{OpenError, SessionRouter};
 use crate::session_io::OpenSession;
@@ -286,7 +287,7 @@ pub struct OpenRequest {
     pub node: Option<NodeName>,
     /// The target to dial there.
     pub target: Target,
-    /// The headers. `Proxy-Authorization` may contain a password.
+    /// The headers by which it is judged. `Proxy-Authorization` may contain a password.
     pub credentials: HeaderMap,
 }
 
@@ -485,6 +486,9 @@ impl Admission {
             }
             proof => proof.clone(),
         };
+        if self.context.uplink.is_some() {
+            refuse_other_sites(&credentials, &target)?;
+        }
         let listener = self.context.listener;
         (access.user, _) = identity.judge(&policy, listener)?;
         let user = access.user.clone();

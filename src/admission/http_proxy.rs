@@ -50,8 +50,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
 /// header.
 fn parse_plain(head: &Parts, is_server: bool) -> Result<OpenRequest, Denial> {
     if head.uri.scheme().is_none() && !is_server {
-        // Otherwise a web page could reach nodes by a name that resolves to this port. A browser that is configured to
-        // use the proxy sends the whole URL, also across sites.
+        // Otherwise a web page could reach nodes by a name that resolves to this port.
         return Err(Denial::Request(
             "a proxy expects the whole URL (http://node:port/path); configure it as a proxy",
         ));

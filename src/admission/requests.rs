@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderMap;
-use http::header::PROXY_AUTHORIZATION;
+use http::header::{HeaderName, HeaderValue, ORIGIN, PROXY_AUTHORIZATION};
 use http::request::Parts;
+use http::{HeaderMap, Uri};
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -16,7 +16,7 @@ use crate::session_io::OpenSession;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_proto::names::{NodeName, Target};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// A router that authorizes each request of one client, and opens sessions for them.
 pub(crate) struct RequestRouter<'a> {
@@ -122,8 +122,30 @@ async fn encrypted(
 /// Timeout of the TLS handshake with a target that is already connected.
 const TARGET_TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns the only header that may contain a password, if it is present.
-pub(crate) fn credentials(headers: &HeaderMap) -> HeaderMap {
-    let password = headers.get(PROXY_AUTHORIZATION).cloned();
-    HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)))
+/// Refuses what a browser sends for a page of another site than the target's, which may use a node with the user's
+/// rights. The site of an `http://` page is its host here. Only GETs without `Origin` cannot be told apart, and their page
+/// cannot read the answers.
+///
+/// # Errors
+///
+/// Returns the denial for the client.
+pub(crate) fn refuse_other_sites(headers: &HeaderMap, target: &Target) -> Result<(), Denial> {
+    let host = |origin: &HeaderValue| -> Option<Host> {
+        let origin: Uri = origin.to_str().ok()?.parse().ok()?;
+        origin.scheme().and(origin.host())?.parse().ok()
+    };
+    let is_other = match headers.get(SEC_FETCH_SITE) {
+        Some(site) => !["same-origin", "same-site", "none"].iter().any(|own| site == own),
+        None => headers.get(ORIGIN).is_some_and(|origin| host(origin).as_ref() != Some(&target.host)),
+    };
+    let why = "a browser sent this for a page of another site, which could use the node with your rights";
+    if is_other { Err(Denial::Forbidden(why.to_owned())) } else { Ok(()) }
 }
+
+/// Returns the headers by which a request is judged.
+pub(crate) fn credentials(headers: &HeaderMap) -> HeaderMap {
+    let names = [PROXY_AUTHORIZATION, ORIGIN, SEC_FETCH_SITE];
+    names.into_iter().filter_map(|name| headers.get(&name).cloned().map(|value| (name, value))).collect()
+}
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

@@ -74,7 +74,6 @@ async fn a_node_that_only_the_next_server_of_the_list_finds_is_reached_there() {
     assert!(one.link("asker").is_some());
 }
 
-async fn connect(proxy: SocketAddr, target: &str) -> Answer {
 /// The servers have lost each other when the node moves from one to the other.
 #[tokio::test]
 async fn the_address_of_a_node_that_only_the_next_server_of_the_list_finds_leads_there() {
@@ -96,6 +95,7 @@ async fn the_address_of_a_node_that_only_the_next_server_of_the_list_finds_leads
     assert_echo(&mut client, "there").await;
 }
 
+async fn connect(proxy: SocketAddr, target: &str) -> Answer {
     send_request(proxy, &format!("CONNECT {target} HTTP/1.1\r\n\r\n")).await
 }
 
@@ -147,6 +147,8 @@ async fn each_plain_request_goes_to_its_own_url_without_the_password() {
         let expected = format!("{name}\nGET /a?b=c HTTP/1.1\r\nHost: {target}\r\n\r\n");
         assert_eq!(body(&mut client).await.to_lowercase(), expected.to_lowercase());
     }
+    let foreign = format!("POST http://{} HTTP/1.1\r\nOrigin: null\r\nConnection: close\r\n\r\n", node.0);
+    assert_eq!(send_request(proxy, &foreign).await.status, 403);
     // A web page's request to a name that resolves to this port has no whole URL.
     client.write_all(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", node.0).as_bytes()).await.unwrap();
     let head = head(&mut client).await;

@@ -124,6 +124,41 @@ async fn other_users_of_the_machine_and_web_pages_are_not_served() {
 }
 
 #[tokio::test]
+async fn what_a_browser_sends_for_a_page_of_another_site_is_refused_and_for_the_nodes_own_pages_served() {
+    let (echo, (_cloud, proxy)) = (targets::echo().await, proxy_to(&["node1"]).await);
+    let (echo, target) = (at("node1", echo), at("node1", site("site").await));
+    let own = format!("Origin: http://{target}");
+    let marked = format!("{own}\r\nSec-Fetch-Site: cross-site");
+    for (header, is_own) in [
+        ("Accept: */*", true),
+        (&*own, true),
+        ("Origin: http://Node1", true),
+        ("Sec-Fetch-Site: same-origin", true),
+        ("Sec-Fetch-Site: same-site\r\nOrigin: https://other.node1", true),
+        ("Sec-Fetch-Site: none", true),
+        ("Sec-Fetch-Site: cross-site", false),
+        (&*marked, false),
+        ("Origin: https://evil.example", false),
+        ("Origin: http://node1.evil.example", false),
+        ("Origin: http://node2", false),
+        ("Origin: null", false),
+        ("Origin: \u{e9}", false),
+    ] {
+        let headers = format!("Host: {target}\r\n{header}\r\nConnection: close\r\n\r\n");
+        let expected = if is_own { 200 } else { 403 };
+        let get = format!("GET http://{target}/a HTTP/1.1\r\n{headers}");
+        let answer = send_request(proxy.http, &get).await;
+        assert_eq!(answer.status, expected, "{header}: {answer:?}");
+        assert_eq!(answer.phrase.contains("a page of another site"), !is_own, "{header}: {answer:?}");
+        let mut client = TcpStream::connect(proxy.http).await.unwrap();
+        let connect = format!("CONNECT {echo} HTTP/1.1\r\n{headers}");
+        client.write_all(connect.as_bytes()).await.unwrap();
+        let answer = head(&mut client).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected} ")), "{header}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_hundred_connects_and_kept_alive_requests_at_once_are_all_served() {
     let (echo, (_cloud, proxy)) = (targets::echo().await, proxy_to(&["node1"]).await);
     let site = at("node1", site("site").await);
