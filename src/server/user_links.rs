@@ -117,7 +117,7 @@ pub(crate) const LISTENER: &str = "clients";
 /// A user's commands have a link each, and a backup link at times.
 const LINK_LIMITS: PermitLimits =
     PermitLimits { permits: 20_000, per_source: MAX_USER_LINKS, waiting: 0, idle_timeout: None };
-/// Maximum number of concurrent links of a user.
+/// Maximum number of concurrent links of a user, over all her devices: with a certificate she names these herself.
 pub(crate) const MAX_USER_LINKS: usize = 128;
 
 /// Number of requests of the admin API that users' programs have sent and not received the answer to, in total and for
