@@ -170,6 +170,10 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use bytes::Bytes;
+    use futures_util::{StreamExt as _, stream};
+    use http_body_util::StreamBody;
+    use tokio::time::sleep;
     use tonic::Status;
     use tonic::body::Body;
     use tower::util::BoxCloneSyncService;
@@ -190,6 +194,25 @@ pub(crate) mod tests {
             std::future::ready(opened).boxed()
         };
         EtcdClient::new(2, Box::new(open))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_answer_may_arrive_slowly() {
+        let service = tower::service_fn(|_: http::Request<Body>| async {
+            // An answer without a key, byte by byte.
+            let frames = stream::iter(0..6).then(|n| async move {
+                sleep(CALL_TIMEOUT - Duration::from_secs(1)).await;
+                let ok = ("grpc-status".parse().unwrap(), "0".parse().unwrap());
+                Ok::<_, Status>(match n {
+                    5 => http_body::Frame::trailers(http::HeaderMap::from_iter([ok])),
+                    _ => http_body::Frame::data(Bytes::from_static(&[0])),
+                })
+            });
+            Ok::<_, Status>(http::Response::new(Body::new(StreamBody::new(Box::pin(frames)))))
+        });
+        let channel = BoxCloneSyncService::new(service);
+        let member = EtcdConnection::over("etcd:2379".parse().unwrap(), channel);
+        assert!(member.get(b"a".to_vec()).await.unwrap().is_none());
     }
 
     #[tokio::test]

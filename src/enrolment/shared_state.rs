@@ -286,7 +286,8 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval between reads on behalf of unauthenticated callers.
 const MIN_REFRESH_PAUSE: Duration = Duration::from_secs(1);
 
-/// Timeout of a caller that waits for such a read.
+/// Timeout of a caller that waits for such a read, on the whole: its own server's answer has a limit too. Reads of
+/// [`SharedState::follow`] have none.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of attempts to change the shared state, and the longest delay between them.

@@ -28,6 +28,7 @@ use crate::etcd::wire::{
     TxnResponse,
 };
 use tunnel_base::files;
+use tunnel_base::silence::unless_silent;
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::server_name;
@@ -167,8 +168,8 @@ impl EtcdConnection {
         client.ready().await.map_err(|status| self.refused(status))?;
         let answer = client.unary(request, PathAndQuery::from_static(method), ProstCodec::default());
         // The endpoint's timeout ends with the head of the response.
-        let late = |_| Err(Status::deadline_exceeded("no response in time"));
-        let answer = timeout(CALL_TIMEOUT, answer).await.unwrap_or_else(late);
+        let answer = unless_silent(CALL_TIMEOUT, answer).await;
+        let answer = answer.unwrap_or_else(|| Err(Status::deadline_exceeded("no response in time")));
         answer.map(Response::into_inner).map_err(|status| self.refused(status))
     }
 

@@ -296,7 +296,7 @@ async fn connect(to: Uri, proxy: Option<ProxyTrust>) -> io::Result<MaybeHttpsStr
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -349,16 +349,16 @@ mod tests {
         assert!(answer.expect("it is given up").is_err());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_long_list_of_nodes_may_arrive_slowly() {
+    /// Returns a cluster, and its kube-apiserver, which answers a request with this body in parts.
+    pub(crate) async fn answer_slowly(body: &str) -> (Cluster, impl Future<Output = ()>) {
         let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let cluster = Cluster::of_test(&dir, &format!("server: 'http://{}'", server.local_addr().unwrap()));
-        let slow = async {
+        let slow = async move {
+            let _dir = dir;
             let (mut socket, _) = server.accept().await.unwrap();
             let mut head = vec![0; 1000];
             let _ = socket.read(&mut head).await.unwrap();
-            let body = r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[{"metadata":{"name":"a"}}]}"#;
             let head = format!(
                 "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
                 body.len()
@@ -369,6 +369,12 @@ mod tests {
                 socket.write_all(part).await.unwrap();
             }
         };
+        (cluster, slow)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_list_of_nodes_may_arrive_slowly() {
+        let (cluster, slow) = answer_slowly(r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[{"metadata":{"name":"a"}}]}"#).await;
         let (nodes, ()) = tokio::join!(cluster.nodes(None), slow);
         assert_eq!(nodes.unwrap().into_iter().collect::<Vec<_>>(), ["a"]);
     }

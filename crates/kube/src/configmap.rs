@@ -9,12 +9,13 @@ use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::ConfigMap as Object;
 use kube::Api;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use tunnel_base::addresses::cluster_state::ServiceEndpoints;
 use tunnel_base::policy::hosts_lines;
+use tunnel_base::silence::unless_silent;
 use tunnel_base::stores::{RecordStore, StoreFuture};
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
@@ -81,7 +82,7 @@ impl ConfigMapRecords {
     }
 
     async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), String> {
-        let changed = timeout(REQUEST_TIMEOUT, self.try_write(records, create)).await;
+        let changed = unless_silent(REQUEST_TIMEOUT, self.try_write(records, create)).await;
         changed.unwrap_or(Err(ClusterError::Silent)).unwrap_or_else(|cause| {
             // The next attempt reads the files again: a certificate or token may have expired.
             self.api = None;

@@ -418,7 +418,7 @@ const KEEP_NO: Duration = Duration::from_secs(10);
 const MAX_ANSWERS: usize = 10_000;
 /// Reviews at once, and calls that wait for one. Sources take turns.
 const REVIEWS: PermitLimits = PermitLimits { permits: 16, per_source: 16, waiting: 1000, idle_timeout: None };
-/// Timeout for a review, shorter than that of an edge for its answer.
+/// Timeout for a whole review, which is small, shorter than that of an edge for its answer.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time without reviews after kube-apiserver did not answer.
 const NO_REVIEW: Duration = Duration::from_secs(5);

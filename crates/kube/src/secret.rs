@@ -3,7 +3,6 @@
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use tokio::time::timeout;
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use tunnel_base::silence::unless_silent;
@@ -85,7 +84,7 @@ impl SecretEntry {
             )));
         }
         let api = self.connected().await?;
-        let written = timeout(REQUEST_TIMEOUT, write(&api, &self.name, &object, there)).await;
+        let written = unless_silent(REQUEST_TIMEOUT, write(&api, &self.name, &object, there)).await;
         written.unwrap_or(Err(ClusterError::Silent)).map(Ok)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::command::admin_sockets;
 use crate::command::doctor::{DoctorFindings, Finding, TIMEOUT};
@@ -15,6 +15,7 @@ use crate::config::Environment;
 use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen::ListenAddress;
+use tunnel_base::silence::unless_silent;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_proto::names::Host;
@@ -51,7 +52,7 @@ pub(super) async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, St
             }
         }
     };
-    timeout(TIMEOUT, page).await.map_err(|_| None)?.map_err(Some)
+    unless_silent(TIMEOUT, page).await.ok_or(None)?.map_err(Some)
 }
 
 /// Checks that the program on this machine runs, and adds its conditions. Returns true if it is an edge that is linked.
@@ -150,7 +151,26 @@ const TOKEN_TRIED_WITHIN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_page_may_arrive_slowly() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = Some(ListenAddress::Port(listener.local_addr().unwrap()));
+        let page = async {
+            let mut socket = listener.accept().await.unwrap().0;
+            let _ = socket.read(&mut [0; 1000]).await.unwrap();
+            socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n").await.unwrap();
+            for _ in 0..5 {
+                sleep(TIMEOUT - Duration::from_secs(1)).await;
+                socket.write_all(b"a").await.unwrap();
+            }
+        };
+        let (fetched, ()) = tokio::join!(fetch_page(&at, "/nodes"), page);
+        assert_eq!(fetched, Ok((200, "aaaaa".to_owned())));
+    }
 
     #[test]
     fn doctor_fails_only_for_conditions_that_need_action_now() {

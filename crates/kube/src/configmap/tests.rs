@@ -8,6 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::cluster::tests::answer_slowly;
 use tunnel_base::addresses::cluster_state::Endpoints;
 
 /// A fake kube-apiserver that holds one ConfigMap.
@@ -195,21 +196,24 @@ async fn a_forbidden_write_is_an_error_that_names_the_required_verbs() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_to_a_silent_apiserver_times_out() {
-    let cluster = Cluster { kubeconfig: None, namespace: None };
-    let settings = ConfigMapParams {
-        cluster,
-        name: "tunnel-nodes".to_owned(),
-        server: ip(1),
-        endpoints: None,
-        liveness: no_server_lives(),
-    };
-    let mut map = ConfigMapRecords::new(settings);
+    let (mut map, _server) = pod(None, None);
     let silent = tower::service_fn(|_: Request<Body>| {
         std::future::pending::<Result<Response<Body>, tower::BoxError>>()
     });
     map.api = Some(Api::namespaced(Client::new(silent, "n"), "n"));
     let error = map.write(&names(&["a"])).await.unwrap_err().to_string();
     assert!(error.contains("did not answer"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_answer_may_arrive_slowly() {
+    let (mut map, _server) = pod(None, None);
+    let (cluster, slow) = answer_slowly(r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{}}"#).await;
+    let (client, namespace) = cluster.connect().await.unwrap();
+    map.api = Some(Api::namespaced(client, &namespace));
+    let none = BTreeSet::new();
+    let (written, ()) = tokio::join!(map.change(&none, true), slow);
+    assert_eq!(written, Ok(()));
 }
 
 #[tokio::test]

@@ -185,5 +185,5 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two attempts to acquire or renew.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// Timeout for one attempt.
+/// Timeout for one attempt, on the whole: a Lease is small, and must be renewed in time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

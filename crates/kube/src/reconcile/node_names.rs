@@ -14,7 +14,7 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, StateReport, write};
@@ -24,6 +24,7 @@ use crate::reconcile::lease::LeaderLease;
 use crate::watcher::{Event, ObjectWatcher, WatchedObjects, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::NodeGlob;
+use tunnel_base::silence::unless_silent;
 
 /// The sources and the target of the node names.
 #[derive(Debug, Clone)]
@@ -153,7 +154,7 @@ impl NodeNamesReconciler {
             sleep_until(next).await;
             // Read after the pauses, so that the write contains all changes until now.
             let Some(nodes) = self.nodes.lock().known().cloned() else { continue };
-            let passed = timeout(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
+            let passed = unless_silent(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
             match passed.unwrap_or(Err(ClusterError::Silent)) {
                 Ok(Ok(written)) => {
                     first = false;
@@ -171,7 +172,7 @@ impl NodeNamesReconciler {
     /// Looks up the addresses of the Service periodically, even without holding the Lease.
     async fn follow_service(&self) {
         loop {
-            let looked = timeout(REQUEST_TIMEOUT, async {
+            let looked = unless_silent(REQUEST_TIMEOUT, async {
                 let (client, home) = self.params.cluster.connect().await?;
                 self.look_up(&client, &home).await
             });
@@ -265,7 +266,7 @@ impl NodeNamesReconciler {
     /// Returns the number of the term that has written last, or 0 if none has.
     pub(crate) async fn written_term(&self) -> Result<i32, ClusterError> {
         let NamesReconcilerParams { cluster, namespace, configmap, .. } = &self.params;
-        let lookup = timeout(REQUEST_TIMEOUT, async {
+        let lookup = unless_silent(REQUEST_TIMEOUT, async {
             let (client, _) = cluster.connect().await?;
             let found = Api::<ConfigMap>::namespaced(client, namespace).get_opt(configmap).await?;
             Ok(found.as_ref().and_then(number).unwrap_or_default())

@@ -16,6 +16,7 @@ use crate::reconcile::service_ports::{NOT_OURS, ServicePortChange, changed, is_o
 use crate::watcher::{Event, ObjectWatcher, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
+use tunnel_base::silence::unless_silent;
 
 /// Parameters of a [`PortWatch`]: the ConfigMap that lists node ports, and the Service that gets them.
 #[derive(Debug, Clone)]
@@ -77,7 +78,8 @@ impl PortWatch {
     async fn keep(&self) {
         let mut logged = None;
         loop {
-            let done = timeout(REQUEST_TIMEOUT, self.reconcile()).await.unwrap_or(Err(ClusterError::Silent));
+            let done =
+                unless_silent(REQUEST_TIMEOUT, self.reconcile()).await.unwrap_or(Err(ClusterError::Silent));
             let wrong = done.unwrap_or_else(|cause| vec![cause.to_string()]);
             let wrong = (!wrong.is_empty()).then(|| wrong.join("; "));
             if logged != wrong {

@@ -190,5 +190,5 @@ const MAX_REQUEST_BYTES: usize = 1024;
 /// Maximum size of a reply in bytes: a few certificates.
 const MAX_REPLY_BYTES: usize = 64 * 1024;
 
-/// Timeout for the server's response: the server has to query its store.
+/// Timeout for the whole response, which is small: the server has to query its store.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,7 +1,5 @@
 //! The tokens of a server's nodes: in its file, in its store of invitations, and of nodes that are linked to peers.
 
-use tokio::time::timeout;
-
 use crate::admin::nodes::NodesResponse;
 use crate::command::doctor::running::{AdminAddress, fetch_page};
 use crate::command::doctor::{DoctorFindings, Finding, TIMEOUT, Tested};
@@ -9,6 +7,7 @@ use crate::server::config::ServerConfig;
 use crate::server::invitations;
 use tunnel_base::files;
 use tunnel_base::policy::tokens::{NodeTokens, TokenLineState};
+use tunnel_base::silence::unless_silent;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::names::NodeName;
 use tunnel_proto::printable::one_line;
@@ -20,7 +19,7 @@ pub(super) async fn check_tokens(
     resolver: &Resolver,
     found: &mut DoctorFindings,
 ) -> Tested {
-    let joined = timeout(TIMEOUT, invitations::joined(settings, resolver)).await.map_err(|_| {
+    let joined = unless_silent(TIMEOUT, invitations::joined(settings, resolver)).await.ok_or_else(|| {
         let text = format!("the store of invitations did not answer within {TIMEOUT:?}");
         let hint = "check that it runs and is reachable";
         Finding::error("token", text, "the store of invitations", hint)
