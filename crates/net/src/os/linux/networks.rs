@@ -39,9 +39,7 @@ impl NetworkSnapshot {
             .filter(|at| !at.is_tentative && !is_link_local(at.ip) && !dummies.contains(&at.index))
             .map(|at| at.ip)
             .collect();
-        let mut default_routes = BTreeSet::new();
-        list(RTM_GETROUTE, |message| default_routes.extend(default_route(message)))?;
-        Ok(Self { addresses, default_routes })
+        Ok(Self { addresses, default_routes: list(RTM_GETROUTE, default_route)? })
     }
 }
 
@@ -51,9 +49,7 @@ impl NetworkSnapshot {
 ///
 /// The kernel does not list addresses.
 pub(crate) fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
-    let mut found = Vec::new();
-    list(RTM_GETADDR, |message| found.extend(address(message)))?;
-    Ok(found)
+    list(RTM_GETADDR, address)
 }
 
 /// Returns the indices of all dummy interfaces.
@@ -62,22 +58,21 @@ pub(crate) fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
 ///
 /// The kernel does not list interfaces.
 pub(crate) fn dummies() -> io::Result<HashSet<u32>> {
-    let mut found = HashSet::new();
-    list(RTM_GETLINK, |message| found.extend(dummy(message)))?;
-    Ok(found)
+    list(RTM_GETLINK, dummy)
 }
 
-/// Calls `each` with each message of the kernel's list: of interfaces, addresses or routes.
+/// Returns what `parse` finds in the messages of a list of the kernel: of interfaces, addresses or routes.
 ///
 /// # Errors
 ///
 /// The kernel does not list them.
-fn list(of: u16, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+fn list<T, L: Default + Extend<T>>(of: u16, parse: fn(&[u8]) -> Option<T>) -> io::Result<L> {
     let kernel = netlink::open(NETLINK_ROUTE)?;
     kernel.send(&question(of))?;
     let mut room = vec![0; netlink::DUMP_ROOM];
-    while netlink::read_dump(&kernel, &mut room, &mut each)? {}
-    Ok(())
+    let mut found = L::default();
+    while netlink::read_dump(&kernel, &mut room, |message| found.extend(parse(message)))? {}
+    Ok(found)
 }
 
 /// Returns the index of the interface that a message describes if it is a dummy.
