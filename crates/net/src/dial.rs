@@ -141,15 +141,10 @@ pub fn in_order(host: &Host, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut sorted = addresses.to_vec();
     sorted.sort_by_key(|at| Some(at.ip()) != worked);
     let (first, other): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|at| at.is_ipv4() == first_family);
-    let mut first = first.into_iter();
-    let mut other = other.into_iter();
-    let mut in_turns = Vec::with_capacity(addresses.len());
-    while let (one, two) = (first.next(), other.next())
-        && (one.is_some() || two.is_some())
-    {
-        in_turns.extend(one.into_iter().chain(two));
-    }
-    in_turns
+    let mut in_turns: Vec<_> = first.iter().enumerate().chain(other.iter().enumerate()).collect();
+    // Stable: of two with the same place, the one of the first family stays before the other.
+    in_turns.sort_by_key(|(place, _)| *place);
+    in_turns.into_iter().map(|(_, at)| *at).collect()
 }
 
 /// Opens every connection of this process to another machine.
