@@ -57,6 +57,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::targets::Targets;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::{SESSION_MEMORY, SessionLimits, SessionTable};
+use tunnel_net::dial::SocketMemory;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpListenSocket;
@@ -280,11 +281,12 @@ impl Edge {
     ) -> Self {
         let metrics = Metrics::edge();
         let memory = memory(session.memory_limit);
-        let shared = memory.saturating_sub(BASE_MEMORY).max(memory / 2);
+        let shared = shared(memory);
         let limits = SessionLimits {
             windows: WINDOWS,
             memory: session.buffer_memory.unwrap_or(MEMORY.min(shared / 5)),
-            sessions: MAX_SESSIONS.min(shared / 5 / SESSION_MEMORY),
+            // The kernel keeps more than as much again for a target that does not read.
+            sessions: MAX_SESSIONS.min(shared / 5 / (2 * SESSION_MEMORY)),
             resume_timeout: session.resume_timeout,
             max_resume_timeout: session.max_resume_timeout,
         };
@@ -342,11 +344,14 @@ impl Edge {
         let Settings { uplink, session, own, csr, .. } = settings;
         let LoadedEdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.files);
+        let memory = memory(session.memory_limit);
         let dialer = TargetDialer {
             role: TargetDialerRole::Node(uplink.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
             resolver: resolver.clone(),
+            sockets: (memory < SMALL_MEMORY)
+                .then(|| SocketMemory { bytes: shared(memory) / 5, sessions: self.sessions.clone() }),
         };
         let link_context = LinkContext {
             congestion: uplink.congestion.as_deref().map(Arc::from),
@@ -492,6 +497,11 @@ fn keep(copy: &Path, text: &str) {
     }
 }
 
+/// Returns the part of a process's memory that sessions share.
+fn shared(memory: usize) -> usize {
+    memory.saturating_sub(BASE_MEMORY).max(memory / 2)
+}
+
 /// Condition: the edge runs with its config file, not with the last good copy of it. Set only if it has started with
 /// that.
 const CONFIG_CONDITION: &str = "config";
@@ -502,6 +512,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 const WINDOWS: WindowLimits = WindowLimits { start: 32 * 1024, max: 4 << 20 };
 /// Memory that sessions do not share: of an idle edge, of buffers that are kept for later, and of fragments.
 const BASE_MEMORY: usize = 14 << 20;
+/// An edge with less memory bounds the kernel's buffers of its targets. It slows targets that are far away.
+const SMALL_MEMORY: usize = 256 << 20;
 /// Maximum number of concurrent sessions. Each costs a few KiB, and servers have their own limit.
 const MAX_SESSIONS: usize = 20_000;
 

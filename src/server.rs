@@ -633,7 +633,7 @@ fn dialer(
     targets: &Arc<ArcSwap<Targets>>,
 ) -> TargetDialer {
     let own = LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect());
-    TargetDialer { role, own, targets: targets.clone(), resolver: files.resolver.clone() }
+    TargetDialer { role, own, targets: targets.clone(), resolver: files.resolver.clone(), sockets: None }
 }
 
 fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {

@@ -13,7 +13,7 @@ use crate::session_io::rights::RightsChange;
 use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::off_limits::{is_number, is_off_limits};
 use tunnel_base::policy::targets::Targets;
-use tunnel_net::dial::{AddressFailure, ConnectError, dial_target};
+use tunnel_net::dial::{AddressFailure, ConnectError, SocketMemory, dial_target};
 use tunnel_net::fd_limit;
 use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::os::announcement::is_announced;
@@ -33,6 +33,8 @@ pub struct TargetDialer {
     pub targets: Arc<ArcSwap<Targets>>,
     /// The resolver of names.
     pub resolver: Resolver,
+    /// Bounds the kernel's buffers of targets, or `None`.
+    pub sockets: Option<SocketMemory>,
 }
 
 /// Where a dialer runs, and for which clients it dials.
@@ -142,7 +144,8 @@ impl TargetDialer {
         let left = deadline.saturating_duration_since(Instant::now());
         // Checked before it connects, because the connection would be the next client of a port that forwards to itself.
         let is_own_port = |at| is_announced(at, &here.all);
-        let dialled = dial_target(&target.host, &found, left, is_own_port).await;
+        let buffer = self.sockets.as_ref().map(SocketMemory::buffer);
+        let dialled = dial_target(&target.host, &found, left, buffer, is_own_port).await;
         let socket = dialled.map_err(|why| match found.iter().any(|at| is_own_port(*at)) {
             true => self.own_port_error(target),
             false => connect_error(&why),

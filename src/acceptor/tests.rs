@@ -50,6 +50,7 @@ impl Pair {
             own: LocalAddresses::new(InterfaceSnapshot::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             resolver: Resolver::system(),
+            sockets: None,
         };
         let pool = BufferPool::new();
         let judged = JudgedSessions::default();

@@ -447,6 +447,7 @@ fn context_with_addresses(policy: AccessPolicy, direct: &[&str]) -> Arc<Listener
         own: LocalAddresses::new(InterfaceSnapshot::default),
         targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
+        sockets: None,
     };
     let mut context = Arc::unwrap_or_clone(unlinked(policy));
     context.addresses = Arc::new(AddressBook::new(fixed, false));

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use http::HeaderMap;
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
@@ -239,3 +240,43 @@ async fn an_edge_of_40_mib_survives_unfinished_requests_and_serves_a_hundred_at_
     assert_echo(&mut session, "goes on").await;
     assert_eq!(group.kills(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_keeps_little_for_200_stalled_sessions_of_an_edge_of_40_mib() {
+    let Some(group) = MemoryGroup::new("stalled", 40) else { return };
+    fd_limit::raise();
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::with(&place, "");
+    let file = place.file("edge.toml", &place.edge("node1", server.server.bound.grpc, ""));
+    let _limited = Killed::start(group.command().arg("edge").arg(format!("--config={}", file.display())));
+    server.wait_for_node("node1").await;
+    let mut session = server.open(&at("node1", echo)).await;
+    // It and its clients write, and never read.
+    let written = Arc::new(AtomicUsize::new(0));
+    let by_targets = written.clone();
+    let target = targets::serve(move |mut socket| {
+        let written = by_targets.clone();
+        async move {
+            SockRef::from(&socket).set_send_buffer_size(SENT).unwrap();
+            let _ = socket.write_all(&[0; SENT]).await;
+            written.fetch_add(1, Relaxed);
+            std::future::pending().await
+        }
+    });
+    let target = at("node1", target.await);
+    let mut held = Vec::new();
+    for number in 1..=200 {
+        let mut client = server.open(&target).await;
+        SockRef::from(&client).set_send_buffer_size(SENT).unwrap();
+        client.write_all(&[0; SENT]).await.unwrap();
+        held.push(client);
+        wait_until("the target has written", || written.load(Relaxed) == number).await;
+    }
+    assert_echo(&mut session, "goes on").await;
+    assert_eq!(group.kills(), 0);
+    let sockets = group.sockets() >> 20;
+    assert!(sockets < 12, "{sockets} MiB");
+}
+
+/// Bytes of a stalled session in each direction. More than a new socket's buffers take.
+const SENT: usize = 200 << 10;

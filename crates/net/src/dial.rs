@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::listen::tune;
 use crate::mark::put_on;
 use crate::{fd_limit, path_mtu};
+use tunnel_base::drain::Drain;
 use tunnel_proto::names::{Host, Target};
 
 /// The failures of all addresses, the most telling first: its kind decides the result and the hint.
@@ -42,6 +43,15 @@ pub enum AddressFailure {
     Local(SocketAddr, io::Error),
 }
 
+/// What the kernel may keep for targets, in a process with little memory. Control groups of version 2 count it.
+#[derive(Debug, Clone)]
+pub struct SocketMemory {
+    /// Bytes for all of them.
+    pub bytes: usize,
+    /// Has a task for each, also while it is dialled.
+    pub sessions: Drain,
+}
+
 /// The connected socket, or the failures of all addresses.
 pub type DialResult = Result<TcpStream, ConnectError>;
 
@@ -52,17 +62,25 @@ pub async fn dial(host: &Host, addresses: &[SocketAddr], timeout: Duration) -> D
     dial_in_order(host, &in_order(host, addresses), timeout).await
 }
 
-/// Like [`dial`], but for a target, which must not use the last file descriptors. An address fails at once if `is_barred`
-/// is true for it, which is asked just before it is dialled.
+/// Like [`dial`], but for a target, which must not use the last file descriptors. Its socket may keep about `buffer` bytes
+/// in each direction. An address fails at once if `is_barred` is true for it, which is asked just before it is dialled.
 pub async fn dial_target(
     host: &Host,
     addresses: &[SocketAddr],
     timeout: Duration,
+    buffer: Option<usize>,
     is_barred: impl Fn(SocketAddr) -> bool,
 ) -> DialResult {
-    let check = |socket: &TcpSocket, at| match is_barred(at) {
-        true => Err(io::ErrorKind::PermissionDenied.into()),
-        false => fd_limit::ensure_outside_reserve(socket),
+    let check = |socket: &TcpSocket, at| {
+        if is_barred(at) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        // Before the connection is made: later, the target may already send what it was promised room for.
+        if let Some(bytes) = buffer {
+            SockRef::from(socket).set_recv_buffer_size(bytes)?;
+            SockRef::from(socket).set_send_buffer_size(bytes)?;
+        }
+        fd_limit::ensure_outside_reserve(socket)
     };
     dial_with(host, &in_order(host, addresses), timeout, check).await
 }
@@ -159,6 +177,17 @@ async fn connect(at: SocketAddr, check: impl Fn(&TcpSocket) -> io::Result<()>) -
     let socket = socket.connect(at).await?;
     tune(&SockRef::from(&socket))?;
     Ok(socket)
+}
+
+impl SocketMemory {
+    /// Returns the size of each of a new socket's two buffers. The kernel takes up to twice as much, and beyond that one
+    /// packet of up to 64 KiB to be sent.
+    ///
+    /// It is an nth of a part for the nth socket. In whatever order they come and go, the nth oldest that is open found at
+    /// least n - 1 others. So all have at most the sum of 1/n, which is below 8 for 1,600 sockets.
+    pub fn buffer(&self) -> usize {
+        (self.bytes / 32 / self.sessions.tasks().max(1)).max(MIN_BUFFER)
+    }
 }
 
 impl ConnectError {
@@ -282,6 +311,9 @@ fn failure(at: SocketAddr, cause: io::Error, timeout: Duration) -> AddressFailur
     }
 }
 
+/// Smallest buffer of a socket in bytes: two packets.
+const MIN_BUFFER: usize = 4096;
+
 /// Time after which the next address is also tried (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
@@ -367,10 +399,30 @@ mod tests {
             asked.lock().push(at);
             at == addresses[0]
         };
-        let socket = dial_target(&named("barred.test"), &addresses, SOON, is_barred).await.unwrap();
+        let socket = dial_target(&named("barred.test"), &addresses, SOON, None, is_barred).await.unwrap();
         assert_eq!((socket.peer_addr().unwrap(), &asked.lock()[..]), (addresses[1], &addresses[..2]));
         barred.set_nonblocking(true).unwrap();
         assert_eq!(barred.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[tokio::test]
+    async fn the_nth_socket_of_little_memory_has_an_nth_of_the_first_ones_buffers() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = [listener.local_addr().unwrap()];
+        let memory = SocketMemory { bytes: 5 << 20, sessions: Drain::new() };
+        for expected in [163_840, 81_920, 54_613, 40_960] {
+            memory.sessions.spawn(tracing::Span::none(), std::future::pending());
+            assert_eq!(memory.buffer(), expected);
+            let buffer = Some(memory.buffer());
+            let socket = dial_target(&named("small.test"), &at, SOON, buffer, |_| false).await.unwrap();
+            let [receives, sends] = {
+                let socket = SockRef::from(&socket);
+                [socket.recv_buffer_size().unwrap(), socket.send_buffer_size().unwrap()]
+            };
+            assert!(receives <= 2 * expected && sends <= 2 * expected, "{receives}, {sends} of {expected}");
+        }
+        (0..996).for_each(|_| memory.sessions.spawn(tracing::Span::none(), std::future::pending()));
+        assert_eq!(memory.buffer(), MIN_BUFFER);
     }
 
     #[tokio::test]

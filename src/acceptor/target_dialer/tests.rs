@@ -14,6 +14,7 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDiale
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
         resolver,
+        sockets: None,
     }
 }
 

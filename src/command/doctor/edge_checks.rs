@@ -76,6 +76,7 @@ async fn check_targets(settings: &EdgeConfig, checked: &CheckedProgram<'_>, foun
         own: LocalAddresses::of_interfaces(settings.own.clone()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
         resolver: checked.resolver.clone(),
+        sockets: None,
     };
     for target in &checked.args.target {
         match dialer.dial(target, TIMEOUT).await {
