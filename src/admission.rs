@@ -98,7 +98,7 @@ pub struct ListenerContext {
     /// Router that opens sessions.
     pub route: SessionRouter,
     /// Zone in which nodes have a second name.
-    pub zone: Arc<NodeZone>,
+    pub zone: Arc<ArcSwap<NodeZone>>,
     /// Address book that finds the node of an address, a pod or a Service.
     pub addresses: Arc<AddressBook>,
     /// Dialer for targets at no node. `None` means that this process dials no target.
@@ -527,12 +527,12 @@ impl Admission {
         let all = self.context.category == SessionCategory::Egress
             && matches!(self.client.proof, ClientIdentity::Certificate(_));
         if let Some(node) = node {
-            return Ok(Destination { all, ..Destination::at(self.context.zone.node(node), target) });
+            return Ok(Destination { all, ..Destination::at(self.context.zone.load().node(node), target) });
         }
         let requested = match (&target.host, target.host.node()) {
             // Replace a name in the zone by the node's own name, which the edge knows.
             (Host::Name(_), Some(name)) => {
-                Target { host: self.context.zone.node(name).as_str().parse()?, port: target.port }
+                Target { host: self.context.zone.load().node(name).as_str().parse()?, port: target.port }
             }
             _ => target.clone(),
         };

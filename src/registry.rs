@@ -13,7 +13,7 @@ pub mod snapshot;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -174,7 +174,8 @@ pub struct Finder {
     pub(crate) registry: Arc<Registry>,
     /// This process.
     pub(super) own: Instance,
-    pub(crate) others: Option<Arc<PeerSearch>>,
+    /// The search at peers, from the first config on that requires one.
+    pub(super) first_others: OnceLock<Arc<PeerSearch>>,
     /// Why servers that should be peers cannot be asked.
     unqueried_reason: Mutex<Option<UnqueriedReason>>,
 }
@@ -182,20 +183,24 @@ pub struct Finder {
 impl Finder {
     /// Returns a finder for a server without peers.
     pub fn without_peers(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
-        Arc::new(Self { registry, own, others: None, unqueried_reason: Mutex::default() })
+        Arc::new(Self { registry, own, first_others: OnceLock::new(), unqueried_reason: Mutex::default() })
     }
 
-    /// Returns a finder for a server with peers; `own` is this process. A peer that DNS names is asked at `port`,
-    /// unless a list gives another port for it.
-    pub fn new(
-        registry: Arc<Registry>,
-        own: Instance,
-        peers: Arc<Peers>,
-        dns: NodeDnsLookup,
-        port: u16,
-    ) -> Arc<Self> {
-        let others = Some(PeerSearch::new(peers, dns, port));
-        Arc::new(Self { registry, own, others, unqueried_reason: Mutex::default() })
+    /// Asks these peers from now on, always the same ones, and this DNS. A peer that DNS names is asked at `port`, unless
+    /// a list gives another port for it.
+    pub fn ask(&self, peers: &Arc<Peers>, dns: NodeDnsLookup, port: u16) {
+        let others = self.first_others.get_or_init(|| PeerSearch::new(peers.clone(), port));
+        others.dns.store(Some(Arc::new(dns)));
+    }
+
+    /// Asks neither peers nor DNS from now on.
+    pub(crate) fn ask_no_one(&self) {
+        self.first_others.get().inspect(|others| others.dns.store(None));
+    }
+
+    /// Returns the search at peers; `None` if this server has none now.
+    pub(crate) fn others(&self) -> Option<&Arc<PeerSearch>> {
+        self.first_others.get().filter(|others| others.dns.load().is_some())
     }
 
     /// Sets why servers that should be peers cannot be asked, for the error of a node that is not found.
@@ -205,12 +210,17 @@ impl Finder {
 
     /// Returns the peers; `None` if this server has none.
     pub fn peers(&self) -> Option<&Arc<Peers>> {
-        self.others.as_ref().map(|others| &others.peers)
+        self.others().map(|others| &others.peers)
+    }
+
+    /// Returns the peers, also if this server no longer asks them.
+    pub(crate) fn first_peers(&self) -> Option<&Arc<Peers>> {
+        self.first_others.get().map(|others| &others.peers)
     }
 
     /// Asks the peers, unless that has failed a moment ago.
     async fn search(&self, query: &NodeSearchCriteria) -> Result<Path, NodeNotFound> {
-        let Some(others) = &self.others else { return Err(NodeNotFound::default()) };
+        let Some(others) = self.others() else { return Err(NodeNotFound::default()) };
         if !query.is_any() {
             return others.join(query.clone()).await;
         }
@@ -225,7 +235,7 @@ impl Finder {
 
     /// Adds to the error of a search what this server knows without asking.
     fn complete(&self, query: &NodeSearchCriteria, missing: NodeNotFound) -> NodeNotFound {
-        let at_peers = self.others.as_ref().and_then(|others| others.nodes.last_seen(&query.node));
+        let at_peers = self.others().and_then(|others| others.nodes.last_seen(&query.node));
         let seen =
             missing.seen.into_iter().chain(self.registry.last_linked(&query.node)).chain(at_peers).min();
         let another = missing.another || self.is_another(query);
@@ -247,7 +257,7 @@ impl Finder {
     /// Returns the path to a node at a peer. What the peer said over a link that has ended does not count: that the
     /// node has left may be lost with the link.
     fn path_by_peer(&self, node: &NodeName) -> Option<Path> {
-        let others = self.others.as_ref()?;
+        let others = self.others()?;
         let at = others.nodes.get(node)?;
         let links = others.peers.links();
         if !links.iter().any(|link| link.id == at.link) {
@@ -268,7 +278,7 @@ impl Finder {
         if let Some(oldest) = self.registry.longest() {
             return Some(oldest);
         }
-        let others = self.others.as_ref()?;
+        let others = self.others()?;
         let up: HashSet<_> = others.peers.links().iter().map(|link| link.id).collect();
         let nodes = others.nodes.filter(|at| up.contains(&at.link));
         let (first, _) = nodes.iter().min_by_key(|(node, _)| node.as_str())?;
@@ -278,7 +288,7 @@ impl Finder {
     /// Pings the other links that carry our sessions to a node that has linked at the server `at`, which may be this
     /// one. Its sessions leave those that do not answer within 1 s.
     pub async fn leave_silent_links(&self, at: Instance, node: &NodeName, table: &SessionTable) {
-        let Some(others) = &self.others else { return };
+        let Some(others) = self.others() else { return };
         if table.is_empty() && table.relayed().0 == 0 {
             return;
         }
@@ -354,18 +364,18 @@ impl PathProvider for Finder {
     }
 
     fn invalidate(&self, node: &NodeName, path: &Path) {
-        if let Some(others) = self.others.as_ref().filter(|_| path.link.peer == Remote::Peer) {
+        if let Some(others) = self.others().filter(|_| path.link.peer == Remote::Peer) {
             others.nodes.doubt(node, path.link.instance);
         }
     }
 
     fn is_alone(&self) -> bool {
-        self.others.is_none()
+        self.others().is_none()
     }
 
     fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
         let node = host.node().filter(|node| node.address().is_some())?;
-        (self.others.is_some() || self.has_linked(&node)).then_some(node)
+        (self.others().is_some() || self.has_linked(&node)).then_some(node)
     }
 
     fn has_linked(&self, node: &NodeName) -> bool {
@@ -381,7 +391,7 @@ impl PathProvider for PeerPaths {
     /// Takes 1 s at most. The error names the peers that could not be reached.
     fn find<'a>(&'a self, _: &'a NodeName, instance: Option<Instance>, _: Option<&'a Link>) -> Find<'a> {
         Box::pin(async move {
-            let (Some(others), Some(target_instance)) = (&self.0.others, instance) else {
+            let (Some(others), Some(target_instance)) = (self.0.others(), instance) else {
                 return Err(NodeNotFound::default());
             };
             match others.peers.process(target_instance).await {

@@ -1,6 +1,5 @@
 //! Builds, runs and stops a server.
 
-pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
 pub(crate) mod edge_links;
@@ -11,22 +10,23 @@ pub mod link_events;
 pub mod links;
 pub(crate) mod listeners;
 pub(crate) mod load;
-pub mod peers;
+pub(crate) mod peers;
 pub(crate) mod rates;
 pub mod registry;
+pub(crate) mod running;
 mod shutdown;
 pub(crate) mod user_links;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::FutureExt as _;
 use rustix::system::uname;
-use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, info_span};
@@ -48,18 +48,18 @@ use crate::config::config_watch::ConfigFile;
 use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed, waits};
 use crate::config::server::{LinkListenerConfig, MEMORY, SessionConfig, clients};
 use crate::enrolment::OpenedEnrolments;
+use crate::kubernetes::ServerPods;
 use crate::listener::{ListenerDeps, connect};
 use crate::parts::{self, with_kubernetes};
-use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
-use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
-use crate::server::config_files::{LivePolicies, LoadedServerFiles};
+use crate::server::config_files::{LivePolicies, LoadedServerFiles, PartFiles};
 use crate::server::edge_links::EdgeAuthenticator;
 use crate::server::link_events::edge_access;
 use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::rates::RateLimiter;
+use crate::server::running::RunningParts;
 use crate::server::user_links::UserLinks;
 use crate::session_io::judged::JudgedSessions;
 use crate::session_io::rights::RightsChange;
@@ -71,10 +71,9 @@ use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::Networks;
+use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_base::policy::targets::Targets;
-use tunnel_base::policy::zone::NodeZone;
 use tunnel_link::grpc::LinkContext;
-use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::{SESSION_MEMORY, SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
@@ -83,6 +82,7 @@ use tunnel_net::os::memory;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
+use tunnel_net::tls::peer::PeerTls;
 use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::names::{Instance, NodeName, Target};
@@ -125,7 +125,14 @@ pub struct Server {
     /// The config at the start.
     settings: Arc<ServerConfig>,
     context: Arc<ServerContext>,
-    listeners: Arc<Mutex<OpenListeners>>,
+    following: Arc<Mutex<Following>>,
+}
+
+/// What follows the config.
+#[derive(Debug)]
+struct Following {
+    listeners: OpenListeners,
+    parts: RunningParts,
 }
 
 /// The files and ports named by the config, prepared before anything runs.
@@ -163,7 +170,7 @@ pub(crate) struct ServerContext {
     /// The nodes that join by invitation, once that is enabled.
     pub(crate) enrolment: OpenedEnrolments,
     /// Servers that the config names, for machines that join.
-    pub(crate) named_servers: Vec<Target>,
+    pub(crate) named_servers: ArcSwap<Vec<Target>>,
     /// The TLS of the port for links.
     pub(crate) tls: ReloadedValue<ServerTls>,
     /// The access rules for what can be reached through this server.
@@ -178,8 +185,24 @@ pub(crate) struct ServerContext {
     pub(crate) link_rates: RateLimiter<NodeName>,
     /// Rates of the sessions that each edge and user requests.
     pub(crate) session_rates: RateLimiter<String>,
-    // The surroundings.
-    pub(crate) cluster: KubernetesView,
+    // The surroundings, as the parts of the server find them.
+    pub(crate) part_files: ArcSwap<PartFiles>,
+    /// TLS for dialling peers, from the first config on that requires it.
+    pub(crate) peer_tls: OnceLock<ReloadedValue<PeerTls>>,
+    /// The addresses of peers.
+    pub(crate) peer_addresses: watch::Sender<Vec<SocketAddr>>,
+    /// The pods of the servers, as a Service lists them.
+    pub(crate) pods: ArcSwapOption<ServerPods>,
+    /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
+    pub(crate) ports: watch::Sender<ConfigMapPorts>,
+    /// Addresses in the DNS records of nodes that do not belong to any server.
+    pub(crate) service_addresses: watch::Sender<BTreeSet<IpAddr>>,
+    /// Where nodes are published, as a fixed word.
+    pub(crate) publishes: Arc<ArcSwap<Option<&'static str>>>,
+    /// The port of all servers for links.
+    pub(crate) port: u16,
+    /// The ports at which this server listens.
+    pub(crate) own_ports: BTreeSet<u16>,
     /// Reported at `/readyz`.
     pub(crate) readiness: Readiness,
     /// Reloads files when they change.
@@ -257,27 +280,25 @@ impl Server {
         let prepared = PreparedServer::new(&settings, &mut startup);
         let prepared = startup.finish(prepared)?;
         let bound = prepared.addresses(&settings);
-        let (context, dialled_links) = ServerContext::new(&settings, &prepared);
-        let context = Arc::new(context);
+        let settings = Arc::new(settings);
+        let context = Arc::new(ServerContext::new(&settings, &prepared));
         context.spawn_upkeep(&prepared.files);
         invitations::start(&settings, prepared.files.authority.clone(), &context);
-        let PreparedServer {
-            files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, ..
-        } = prepared;
+        let PreparedServer { grpc, admin: admin_ports, other_ports, listeners, policies, viewers, .. } =
+            prepared;
         let admin_addr = admin_ports.log.as_ref().map(TcpListenSocket::at);
+        context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
+        let parts = RunningParts::start(&context, &settings);
         let deps = context.listener_deps();
         let tls = settings.tls.clone();
         let mut open = OpenListeners { deps, policies, tls, other_ports, open: Vec::new() };
         listeners.into_iter().for_each(|listener| open.serve(listener));
         open.watch_users();
-        context.spawn_publisher(&settings, &files, bound.grpc.port());
-        context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
-        load::spawn_balance(&context, &settings);
         let admin_addr = admin_addr.map(tracing::field::display);
         let connect_addr = bound.connect().map(tracing::field::display);
         let LinkListenerConfig { proxy_protocol, trusted_proxies, .. } = settings.links.clone();
         // Last, so that all that serves an edge's sessions has started before the first edge links.
-        links::spawn(grpc, proxy_protocol, trusted_proxies, dialled_links, context.clone());
+        links::spawn(grpc, proxy_protocol, trusted_proxies, context.clone());
         info!(links_addr = %bound.grpc, connect_addr, admin_addr, "server started");
         Ok(Self {
             bound,
@@ -286,24 +307,24 @@ impl Server {
             table: context.link_context.table.clone(),
             enrolment: context.enrolment.clone(),
             context,
-            listeners: Arc::new(Mutex::new(open)),
-            settings: Arc::new(settings),
+            following: Arc::new(Mutex::new(Following { listeners: open, parts })),
+            settings,
         })
     }
 
-    /// Follows the config when it changes: opens and closes listeners, reloads the access rules, and ends the sessions
-    /// that they no longer allow.
+    /// Follows the config when it changes: reloads the access rules, ends the sessions that they no longer allow, has the
+    /// parts of the server follow their tables, and opens and closes listeners.
     pub fn watch_config(&self, config: ConfigFile) {
         let context = self.context.clone();
-        let listeners = self.listeners.clone();
+        let following = self.following.clone();
         let started = self.settings.clone();
         let apply = move |settings: Arc<ServerConfig>, plan: ConfigPlan| {
             let context = context.clone();
-            let listeners = listeners.clone();
+            let following = following.clone();
             let started = started.clone();
             let apply = async move {
-                let mut listeners = listeners.lock().await;
-                context.reload(&settings, &started, &plan, &mut listeners).await
+                let mut following = following.lock().await;
+                context.reload(&settings, &started, &plan, &mut following).await
             };
             apply.boxed()
         };
@@ -322,14 +343,14 @@ impl Server {
         let read = Arc::new(read);
         let Some(admin) = admin.get() else { return };
         let context = self.context.clone();
-        let listeners = self.listeners.clone();
+        let following = self.following.clone();
         admin.planner.set(move |text| {
             let context = context.clone();
-            let listeners = listeners.clone();
+            let following = following.clone();
             let read = read.clone();
             async move {
                 let (settings, mut plan) = read(&text)?;
-                let mut listeners = listeners.lock().await;
+                let Following { listeners, .. } = &mut *following.lock().await;
                 // The reload itself reports files that cannot be read.
                 let mut startup = StartupErrorCollector::default();
                 let change = context.rights(&settings, &mut listeners.policies, &mut startup);
@@ -418,11 +439,9 @@ impl PreparedServer {
 }
 
 impl ServerContext {
-    /// Builds the state, and starts what keeps it up to date. Also returns the links that this server dials to peers,
-    /// if it has any.
-    fn new(settings: &ServerConfig, prepared: &PreparedServer) -> (Self, Option<mpsc::Receiver<LinkReader>>) {
+    /// Builds the state, without what the parts of the server add.
+    fn new(settings: &ServerConfig, prepared: &PreparedServer) -> Self {
         let files = &prepared.files;
-        let port = prepared.grpc.at().port();
         let session = &settings.session;
         let drains = Drains::default();
         let readiness = Readiness::waiting_for(&[]);
@@ -430,27 +449,13 @@ impl ServerContext {
         let table = link_context.table.clone();
         let metrics = link_context.metrics.clone();
         let registry = Registry::new(metrics.clone());
-        // The cluster comes first: it knows which edges may link, and where peers are.
-        let cluster = KubernetesView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = OpenedEnrolments::default();
         let tokens = files.tokens.clone();
-        let certificates = config_files::edge_ca(settings).is_some();
-        let nodes = cluster.nodes.clone();
-        let pods = cluster.pod_tokens.clone();
-        let edge_links = EdgeAuthenticator::new(tokens, enrolment.clone(), nodes, certificates, pods);
-        let zone = zone(settings, edge_links.clone());
+        let edge_links = EdgeAuthenticator::new(tokens, enrolment.clone());
         let pool = BufferPool::new();
         let judged = JudgedSessions::default();
         let policies = LivePolicies::new(settings);
-        let (peers, dialled_links) =
-            peers::start(&settings.peers, files, cluster.pods.as_ref(), &registry, &pool, &link_context)
-                .unzip();
-        let no_servers = cluster.service_addresses.clone();
-        let dns = NodeDnsLookup::new(Arc::new(files.dns.clone()), zone.clone(), no_servers);
-        let finder = match peers {
-            None => Finder::without_peers(registry.clone(), table.instance()),
-            Some(peers) => Finder::new(registry.clone(), table.instance(), peers, dns, port),
-        };
+        let finder = Finder::without_peers(registry.clone(), table.instance());
         // Two lists of targets: what edges reach in the cloud, and what clients reach without an edge.
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
@@ -466,15 +471,15 @@ impl ServerContext {
             pending: PendingLimits::new(memory, false),
             pool: pool.clone(),
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
-            zone,
-            addresses: cluster.addresses.clone(),
+            zone: Arc::default(),
+            addresses: Arc::default(),
             direct: Some(DirectDialer::new(for_clients, session.open_timeout)),
             uplink: None,
             metrics: metrics.clone(),
             drain: drain.clone(),
             stopping: drain.clone(),
         };
-        let context = Self {
+        Self {
             user_links: UserLinks::new(prepared.users.clone(), clients.clone()),
             clients,
             registry,
@@ -484,7 +489,7 @@ impl ServerContext {
             edge_links,
             admin: OnceLock::new(),
             enrolment,
-            named_servers: settings.peers.named_servers(),
+            named_servers: ArcSwap::default(),
             tls: files.tls.clone(),
             max_links: memory / 4 / load::LINK_MEMORY,
             policies,
@@ -492,14 +497,21 @@ impl ServerContext {
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: RateLimiter::new(links::MAX_LINKS, Duration::from_secs(60)),
             session_rates: RateLimiter::new(link_events::MAX_SESSIONS, link_events::SESSIONS_WINDOW),
-            cluster,
+            part_files: ArcSwap::new(files.parts.clone()),
+            peer_tls: OnceLock::new(),
+            peer_addresses: watch::Sender::default(),
+            pods: ArcSwapOption::empty(),
+            ports: watch::Sender::default(),
+            service_addresses: watch::Sender::default(),
+            publishes: Arc::default(),
+            port: prepared.grpc.at().port(),
+            own_ports: prepared.own_ports(),
             readiness,
             watcher: FileWatcher::new(&drains.links),
             certificates: MonitoredCertificates::default(),
             stopping: CancellationToken::new(),
             drains,
-        };
-        (context, dialled_links)
+        }
     }
 
     /// Returns what a config changes in the rights. Notes users files that cannot be read.
@@ -520,20 +532,19 @@ impl ServerContext {
     ///
     /// A listener cannot be opened, or a file cannot be read. These are as before.
     async fn reload(
-        &self,
-        settings: &ServerConfig,
+        self: &Arc<Self>,
+        settings: &Arc<ServerConfig>,
         started: &ServerConfig,
         plan: &ConfigPlan,
-        listeners: &mut OpenListeners,
+        Following { listeners, parts }: &mut Following,
     ) -> Result<(), ConfigErrors> {
         let mut startup = StartupErrorCollector::default();
         // Rights first: what is taken away does not wait for a port.
         self.rights(settings, &mut listeners.policies, &mut startup).apply();
         // All else of the port for links is as at the start.
-        let links = ServerConfig { clients: settings.clients.clone(), ..started.clone() };
-        if let Ok(tls) = config_files::tls(&links, &mut startup) {
-            self.tls.replace(&tls);
-        }
+        let links =
+            ServerConfig { links: started.links.clone(), tls: started.tls.clone(), ..(**settings).clone() };
+        let tls = config_files::tls(&links, &mut startup).inspect(|tls| self.tls.replace(tls));
         self.clients.judged.rights_changed();
         log_changed(&plan.judges, RIGHTS_CHANGED);
         if !self.enrolment.initialized()
@@ -541,6 +552,8 @@ impl ServerContext {
         {
             invitations::start(settings, authority, self);
         }
+        let read = |files: PartFiles| self.part_files.store(Arc::new(files));
+        parts.follow(settings, || PartFiles::read(&links, tls.is_ok(), &mut startup).map(read).is_ok()).await;
         let mut errors = startup.into_errors();
         errors.0.extend(listeners.apply(&settings.listeners).await.0);
         // A listener that has opened again may ask for another certificate.
@@ -556,7 +569,7 @@ impl ServerContext {
             context: self.clients.clone(),
             proxies: Networks::default(),
             finder: self.finder.clone(),
-            ports: self.cluster.ports.clone(),
+            ports: self.ports.subscribe(),
             claims: Arc::new(move || edge_links.address_claims()),
             readiness: self.readiness.clone(),
             stopping: self.stopping.clone(),
@@ -572,7 +585,6 @@ impl ServerContext {
         let drain = &self.drains.links;
         let LinkContext { table, metrics, .. } = &self.link_context;
         files.watch(&self.watcher);
-        peers::spawn_reports(self);
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
         let edge_links = self.edge_links.clone();
         let registry = self.registry.clone();
@@ -603,7 +615,7 @@ impl ServerContext {
             name: self.link_context.server_name.clone(),
             finder: self.finder.clone(),
             max_links: self.max_links,
-            publishes: settings.dns.publish.name(),
+            publishes: self.publishes.clone(),
             enrolment: self.enrolment.clone(),
             rights: Arc::new(move || users.load().rights.clone()),
             port: grpc.port(),
@@ -633,7 +645,8 @@ fn dialer(
     targets: &Arc<ArcSwap<Targets>>,
 ) -> TargetDialer {
     let own = LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect());
-    TargetDialer { role, own, targets: targets.clone(), resolver: files.resolver.clone(), sockets: None }
+    let resolver = files.parts.resolver.clone();
+    TargetDialer { role, own, targets: targets.clone(), resolver, sockets: None }
 }
 
 fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
@@ -665,11 +678,6 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
 /// Returns the maximum number of sessions of a process that may use `memory` bytes.
 fn max_sessions(session: &SessionConfig, memory: usize) -> usize {
     session.max_sessions.min(memory / 5 / SESSION_MEMORY)
-}
-
-fn zone(settings: &ServerConfig, edge_links: Arc<EdgeAuthenticator>) -> Arc<NodeZone> {
-    let patterns = settings.dns.publish_names.clone();
-    Arc::new(NodeZone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
 }
 
 /// Receive windows of a server's sessions, in bytes.

@@ -1,6 +1,6 @@
 //! Readiness of this process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -9,7 +9,11 @@ use tokio::time::Instant;
 
 /// The conditions of this process's readiness. Cheap to clone; clones share their state.
 #[derive(Debug, Clone)]
-pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ReadinessState>>>);
+pub struct Readiness {
+    all: Arc<Mutex<BTreeMap<&'static str, ReadinessState>>>,
+    /// The names of the conditions that were set here, if they may be forgotten.
+    of_part: Option<Arc<Mutex<BTreeSet<&'static str>>>>,
+}
 
 /// Condition: records are published for DNS.
 pub(crate) const DNS_CONDITION: &str = "dns";
@@ -58,7 +62,19 @@ impl Readiness {
     pub fn waiting_for(conditions: &[&'static str]) -> Self {
         let all =
             conditions.iter().map(|name| (*name, ReadinessState::NotReady("not yet".to_owned()))).collect();
-        Self(Arc::new(Mutex::new(all)))
+        Self { all: Arc::new(Mutex::new(all)), of_part: None }
+    }
+
+    /// Returns a handle for a part of the process, which may end before it.
+    pub(crate) fn of_part(&self) -> Self {
+        Self { of_part: Some(Arc::default()), ..self.clone() }
+    }
+
+    /// Removes the conditions that were set by clones of this handle of a part.
+    pub(crate) fn forget(&self) {
+        let of_part = self.of_part.iter().flat_map(|names| std::mem::take(&mut *names.lock()));
+        let mut all = self.all.lock();
+        of_part.for_each(|name| _ = all.remove(name));
     }
 
     /// Sets the state of a condition; `/readyz` reports why it is not met.
@@ -86,7 +102,7 @@ impl Readiness {
     ///
     /// Returns one line for each unmet condition and each other problem.
     pub fn check(&self) -> Result<String, String> {
-        let all = self.0.lock();
+        let all = self.all.lock();
         let lines = all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.trouble()?)));
         let lines: String = lines.collect();
         if all.values().any(|state| matches!(state, ReadinessState::NotReady(_))) {
@@ -98,7 +114,7 @@ impl Readiness {
 
     /// Returns all conditions by name, each with its state and the problem, if there is one.
     pub fn conditions(&self) -> Vec<ReadinessCondition> {
-        let all = self.0.lock();
+        let all = self.all.lock();
         let status = |(name, state): (&&'static str, &ReadinessState)| ReadinessCondition {
             name: (*name).to_owned(),
             status: match (state, state.trouble()) {
@@ -114,11 +130,12 @@ impl Readiness {
 
     /// Returns the current problem of a condition, if there is one.
     pub fn trouble(&self, condition: &str) -> Option<String> {
-        let all = self.0.lock();
+        let all = self.all.lock();
         all.get(condition).and_then(ReadinessState::trouble).cloned()
     }
 
     fn insert(&self, condition: &'static str, state: ReadinessState) {
-        self.0.lock().insert(condition, state);
+        self.of_part.iter().for_each(|names| _ = names.lock().insert(condition));
+        self.all.lock().insert(condition, state);
     }
 }

@@ -10,6 +10,7 @@ use std::convert::identity;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use arc_swap::ArcSwap;
 use http::{Method, StatusCode};
 use tokio::time::Instant;
 
@@ -50,7 +51,7 @@ pub struct ServerAdmin {
     /// Maximum number of links for which there is memory.
     pub max_links: usize,
     /// Kind of the record store, as a fixed word; `None` if nothing is published.
-    pub publishes: Option<&'static str>,
+    pub publishes: Arc<ArcSwap<Option<&'static str>>>,
     /// Enrolment by invitation, once it is enabled.
     pub enrolment: OpenedEnrolments,
     /// Returns what users may reach now.
@@ -118,7 +119,7 @@ impl AdminProcess for ServerAdmin {
                 LinkStatus { problems, ..admin.peer(name, peer) }
             })
             .collect();
-        status.publisher = self.publishes.map(|store| PublisherStatus {
+        status.publisher = self.publishes.load().map(|store| PublisherStatus {
             store: store.into(),
             records: admin.metrics.dns_records.get(),
             failures: admin.metrics.dns_publish_failures.get(),

@@ -1,6 +1,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use arc_swap::ArcSwap;
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -39,7 +40,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
         finder: Finder::without_peers(registry, Instance::from_bits(7)),
         name: "eu-1".parse().ok(),
         max_links: 400,
-        publishes: Some("hosts"),
+        publishes: Arc::new(ArcSwap::from_pointee(Some("hosts"))),
         enrolment: Default::default(),
         rights: Arc::new(Rights::default),
         port: 9000,

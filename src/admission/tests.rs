@@ -544,7 +544,7 @@ async fn a_request_at_an_edge_that_just_lost_its_link_waits_for_the_next() {
 async fn a_request_may_name_its_node_separately_from_the_target() {
     let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
     let context = ListenerContext::clone(&unlinked(AccessPolicy::default()));
-    let context = Arc::new(ListenerContext { zone: Arc::new(zone), ..context });
+    let context = Arc::new(ListenerContext { zone: Arc::new(ArcSwap::from_pointee(zone)), ..context });
     for node in ["node1", "node1.nodes.test"] {
         let request = OpenRequest { node: node.parse().ok(), ..open_request("127.0.0.1:6443").unwrap() };
         let (checked, access) = check(&context, ClientIdentity::None, Ok(request)).await;

@@ -359,10 +359,10 @@ mod tests {
         let proxies = new.replace("[server.session]", "proxy_protocol = [\"10.0.0.5\"]\n[server.session]");
         let again = compare(new, &proxies).unwrap();
         assert_eq!(again.iter().filter(|line| line.contains("opens again")).count(), 4, "{again:?}");
-        // The first listener that needs addresses starts their watch, which is made at the start.
+        // The first listener that needs addresses starts their watch.
         let plain = "[server.connect]\nlisten = \"127.0.0.1:1\"\n";
         let proxy = format!("{plain}[server.http_proxy]\nlisten = \"127.0.0.1:2\"\n");
-        let expected = ["reload: opens server.http_proxy", "restart: changes server.addresses"];
+        let expected = ["reload: opens server.addresses", "reload: opens server.http_proxy"];
         assert_eq!(compare(plain, &proxy).unwrap(), expected);
         let file = |path: &str| format!("{plain}[server.invitations]\nstore = \"file\"\nfile = {path:?}\n");
         assert_eq!(compare(plain, &file("/a")).unwrap(), ["reload: opens server.invitations"]);

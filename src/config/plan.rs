@@ -17,11 +17,11 @@ pub struct ConfigPlan {
     pub judges: BTreeSet<String>,
     /// Number of sessions that end, by user, as counted by the running server. Sessions without a user have an empty one.
     pub ends: BTreeMap<String, usize>,
-    /// Listeners that close.
+    /// Listeners that close, and tables that end.
     pub closes: BTreeSet<String>,
-    /// Listeners that close, and open again with other settings.
+    /// Listeners that close, and open again with other settings; tables that take effect with other settings.
     pub reopens: BTreeSet<String>,
-    /// Listeners that open, and a first store of invitations.
+    /// Listeners that open, tables that take effect, and a first store of invitations.
     pub opens: BTreeSet<String>,
     /// Tables with a change that waits for a restart.
     pub restart: BTreeSet<String>,
@@ -34,6 +34,21 @@ impl ConfigPlan {
             let known = old.iter().find(|(known, _)| known == key);
             add(&mut self.judges, known.is_some_and(|(_, known)| known.rights() != access.rights()), key);
         }
+    }
+
+    /// Adds a table that takes effect without a restart if it has changed. `absent` is what an absent one is read as.
+    pub(crate) fn follow<T: PartialEq>(&mut self, key: &str, old: &T, new: &T, absent: &T) {
+        let keys = match (old == absent, new == absent) {
+            (true, _) => &mut self.opens,
+            (_, true) => &mut self.closes,
+            _ => &mut self.reopens,
+        };
+        add(keys, old != new, key);
+    }
+
+    /// Returns the keys of all tables that open, close, or open again.
+    pub(crate) fn changes(self) -> BTreeSet<String> {
+        [self.opens, self.closes, self.reopens].into_iter().flatten().collect()
     }
 
     /// Returns the plan with the keys as the config spells them.

@@ -58,13 +58,8 @@ impl EdgeConfig {
         let mut plan = ConfigPlan::default();
         plan.judge(&self.access(), &new.access());
         add(&mut plan.judges, *allow != new.allow, "edge.allow");
-        match (http_proxy, &new.http_proxy) {
-            (Some(_), None) => add(&mut plan.closes, true, http_proxy::KEY),
-            (None, proxy) => add(&mut plan.opens, proxy.is_some(), http_proxy::KEY),
-            (Some(old), Some(new)) => {
-                add(&mut plan.reopens, old.of_port() != new.of_port(), http_proxy::KEY);
-            }
-        }
+        let ports = [http_proxy, &new.http_proxy].map(|proxy| proxy.as_ref().map(|proxy| proxy.of_port()));
+        plan.follow(http_proxy::KEY, &ports[0], &ports[1], &None);
         for (differs, key) in [
             (*uplink != new.uplink, "edge.uplink"),
             (admin.at_start() != new.admin.at_start(), ADMIN),

@@ -186,7 +186,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
                 server_name: server_name.as_deref(),
                 may_name_target: policy.is_trusted_proxy(&proof, from),
                 default_port,
-                zone: &context.zone,
+                zone: &context.zone.load(),
                 addresses: &context.addresses,
             };
             let Some((node, target)) = router.route(head)? else {

@@ -126,7 +126,7 @@ impl Finder {
         if !close_unless_answered(&linked.link, node, found, refusals).await || same || !older {
             return;
         }
-        let Some(others) = &self.others else { return };
+        let Some(others) = self.others() else { return };
         let Ok(other) = others.peers.process(at).await else { return };
         let place = format!("at peer {}", others.peers.peer_of(&other));
         let taken = self.registry.reject_newcomer(node, &linked, &place);

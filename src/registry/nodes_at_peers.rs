@@ -157,7 +157,7 @@ const FAILURE_TTL: Duration = Duration::from_secs(1);
 impl Finder {
     /// Announces to all peers that a node is linked here now.
     pub fn on_linked(&self, node: &NodeName) {
-        if let Some(others) = &self.others {
+        if let Some(others) = self.first_others.get() {
             others.nodes.remove(node);
             others.peers.announce(node);
         }
@@ -165,7 +165,7 @@ impl Finder {
 
     /// Announces to all peers that a link of the node has ended, unless the node has another link here.
     pub fn on_unlinked(&self, node: &NodeName) {
-        if let Some(others) = self.others.as_ref().filter(|_| self.registry.link_of(node).is_none()) {
+        if let Some(others) = self.first_others.get().filter(|_| self.registry.link_of(node).is_none()) {
             others.peers.announce(node);
         }
     }
@@ -178,14 +178,14 @@ impl Finder {
 
     /// Records that a link to a peer has ended.
     pub fn peer_link_ended(&self, link: &Link) {
-        if let Some(others) = &self.others {
+        if let Some(others) = self.first_others.get() {
             others.nodes.link_ended(link.id);
         }
     }
 
     /// Returns when and why a node without a link was lost: here, or later at the server to which it had moved.
     pub fn last_loss(&self, mut lost: UnlinkedNode) -> UnlinkedNode {
-        let elsewhere = self.others.as_ref().and_then(|others| others.nodes.last_loss(&lost.node));
+        let elsewhere = self.others().and_then(|others| others.nodes.last_loss(&lost.node));
         if let Some(loss) = elsewhere.filter(|loss| lost.why == WhyUnlinked::Absent || loss.at > lost.at) {
             lost.at = loss.at;
             lost.error = Some(loss);
@@ -196,7 +196,7 @@ impl Finder {
 
     /// Returns the nodes that peers have lost within that time.
     pub fn lost_at_peers(&self, within: Duration) -> Vec<NodeName> {
-        self.others.as_ref().map(|others| others.nodes.lost(within)).unwrap_or_default()
+        self.others().map(|others| others.nodes.lost(within)).unwrap_or_default()
     }
 
     /// Handles a Found of a peer: an answer, or an announcement that a node is there, or no longer there.
@@ -204,7 +204,7 @@ impl Finder {
     /// If the node is there, returns the process of the server. The caller then calls [`Self::resolve_conflict`] and
     /// [`Self::leave_silent_links`].
     pub fn handle_found(&self, from: &Link, node: &NodeName, found: Found) -> Option<Instance> {
-        let others = self.others.as_ref()?;
+        let others = self.first_others.get()?;
         let server = from.instance?;
         let found = others.peers.handle_found(from, found)?;
         if !found.here {
@@ -303,6 +303,7 @@ mod announcement_tests {
     use crate::registry::LinkedNode;
     use crate::registry::Registry;
     use crate::registry::dns_search::NodeDnsLookup;
+    use crate::registry::peers::Peers;
     use crate::registry::peers::tests::{peers, settled};
     use tunnel_base::metrics::Metrics;
     use tunnel_base::policy::zone::NodeZone;
@@ -323,11 +324,13 @@ mod announcement_tests {
         all
     }
 
-    /// Returns a DNS client that gets no answers.
-    fn nowhere() -> NodeDnsLookup {
+    /// Returns a finder that asks these peers, and a DNS that does not answer.
+    fn finder(registry: &Arc<Registry>, peers: &Arc<Peers>) -> Arc<Finder> {
         let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
         let zone = Arc::new(NodeZone::new(String::new(), Vec::new(), |_| true));
-        NodeDnsLookup::new(resolver, zone, watch::Sender::default().subscribe())
+        let finder = Finder::without_peers(registry.clone(), Instance::from_bits(1));
+        finder.ask(peers, NodeDnsLookup::new(resolver, zone, watch::Sender::default().subscribe()), 1);
+        finder
     }
 
     fn link(id: u64, peer: Remote) -> Arc<Link> {
@@ -338,7 +341,7 @@ mod announcement_tests {
     async fn an_answer_for_a_disconnected_node_contains_how_long_ago_it_left() {
         let (peers, _addresses, _made) = peers(&[]);
         let registry = Registry::new(Metrics::server("", ""));
-        let finder = Finder::new(registry.clone(), Instance::from_bits(1), peers, nowhere(), 1);
+        let finder = finder(&registry, &peers);
         let node: &NodeName = &"node1".parse().unwrap();
         let requester = link(9, Remote::Peer);
         finder.handle_find(&requester, node, 5);
@@ -357,7 +360,7 @@ mod announcement_tests {
     async fn an_announcement_is_valid_until_it_is_withdrawn_or_its_links_end() {
         let (peers, _addresses, _made) = peers(&[]);
         let registry = Registry::new(Metrics::server("", ""));
-        let finder = Finder::new(registry, Instance::from_bits(1), peers.clone(), nowhere(), 1);
+        let finder = finder(&registry, &peers);
         let node: &NodeName = &"node1".parse().unwrap();
         let links @ [first, second] = &[7, 8].map(|id| link(id, Remote::Peer));
         links.iter().for_each(|link| drop(peers.add_incoming(link, false)));
@@ -399,7 +402,7 @@ mod announcement_tests {
     async fn a_node_that_had_moved_is_lost_with_its_last_server() {
         let (peers, _addresses, _made) = peers(&[]);
         let registry = Registry::new(Metrics::server("", ""));
-        let finder = Finder::new(registry.clone(), Instance::from_bits(1), peers.clone(), nowhere(), 1);
+        let finder = finder(&registry, &peers);
         let node: &NodeName = &"node1".parse().unwrap();
         let edge = link(7, Remote::Edge(node.clone()));
         registry.insert(LinkedNode { link: edge.clone(), from: ([127, 0, 0, 1], 1).into() }, false);

@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, FusedFuture as _, WeakShared};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -71,7 +72,8 @@ impl NodeSearchCriteria {
 pub(crate) struct PeerSearch {
     pub(crate) peers: Arc<Peers>,
     pub(super) nodes: NodesAtPeers,
-    dns: NodeDnsLookup,
+    /// The client of the DNS servers that are asked; `None` while the config requires no search.
+    pub(super) dns: ArcSwapOption<NodeDnsLookup>,
     /// Port of peers, for those found by DNS.
     port: u16,
     running: Mutex<HashMap<NodeSearchCriteria, WeakShared<RunningSearch>>>,
@@ -80,7 +82,9 @@ pub(crate) struct PeerSearch {
 type RunningSearch = BoxFuture<'static, Result<Path, NodeNotFound>>;
 
 impl PeerSearch {
-    pub(crate) fn new(peers: Arc<Peers>, dns: NodeDnsLookup, port: u16) -> Arc<Self> {
+    /// Returns a search that begins once it has a DNS.
+    pub(crate) fn new(peers: Arc<Peers>, port: u16) -> Arc<Self> {
+        let dns = ArcSwapOption::empty();
         Arc::new(Self { peers, nodes: NodesAtPeers::default(), dns, port, running: Mutex::default() })
     }
 
@@ -104,7 +108,8 @@ impl PeerSearch {
     async fn search(self: Arc<Self>, query: NodeSearchCriteria) -> Result<Path, NodeNotFound> {
         let started = Instant::now();
         let mut until = started + SEARCH_TIMEOUT;
-        let mut lookup = pin!(self.dns.lookup(&query.node).fuse());
+        let Some(dns) = self.dns.load_full() else { return Err(NodeNotFound::default()) };
+        let mut lookup = pin!(dns.lookup(&query.node).fuse());
         let mut queries = PeerQueries::new(&self.peers, &query);
         queries.ask(self.peers.all());
         let mut best = None::<(Arc<Link>, Found)>;
@@ -252,7 +257,9 @@ mod tests {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
         let none = watch::Sender::default().subscribe();
-        PeerSearch::new(peers.clone(), NodeDnsLookup::new(Arc::new(resolver), Arc::new(zone), none), 1)
+        let search = PeerSearch::new(peers.clone(), 1);
+        search.dns.store(Some(Arc::new(NodeDnsLookup::new(Arc::new(resolver), Arc::new(zone), none))));
+        search
     }
 
     /// Runs a search while servers answer with `answer`; `None` gives no answer. Returns the result and the links

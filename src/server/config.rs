@@ -200,36 +200,36 @@ impl ServerConfig {
         add(&mut plan.judges, *direct != new.direct, "server.direct");
         // By key: other settings at the same key are one listener that opens again, instead of one that goes and one
         // that comes.
-        let has = |all: &[ConfiguredListener], key: &str| all.iter().any(|one| one.key() == key);
-        for old in listeners.iter().filter(|old| !has(&new.listeners, old.key())) {
-            let keys = if old.kind.is_live() { &mut plan.closes } else { &mut plan.restart };
-            keys.insert(old.key().to_owned());
-        }
-        for one in new.listeners.iter().filter(|one| !listeners.contains(one)) {
-            let keys = match has(listeners, one.key()) {
-                _ if !one.kind.is_live() => &mut plan.restart,
-                true => &mut plan.reopens,
-                false => &mut plan.opens,
-            };
-            keys.insert(one.key().to_owned());
+        for one in listeners.iter().chain(&new.listeners) {
+            let key = one.key();
+            let [old, new] =
+                [listeners, &new.listeners].map(|all| all.iter().find(|other| other.key() == key));
+            if one.kind.is_live() {
+                plan.follow(key, &old, &new, &None);
+            } else {
+                add(&mut plan.restart, old != new, key);
+            }
         }
         // A first store opens. Another one would be without those that have joined.
         let is_first = invitations.store == InvitationStoreKind::None;
         let keys = if is_first { &mut plan.opens } else { &mut plan.restart };
         add(keys, *invitations != new.invitations, "server.invitations");
+        let absent = Self::examine("", &Environment::default()).settings;
+        plan.follow("server.node_ports", ports, &new.ports, &None);
+        plan.follow("server.node_names", node_names, &new.node_names, &None);
+        plan.follow("server.csr", csr, &new.csr, &None);
+        plan.follow("server.service_account", service_account, &new.service_account, &None);
+        plan.follow("server.addresses", addresses, &new.addresses, &absent.addresses);
+        plan.follow("server.dns", dns, &new.dns, &absent.dns);
+        // What [server.dns] implies is not a change of this table.
+        let named = |peers: &PeerConfig| PeerConfig { several: false, cluster: None, ..peers.clone() };
+        plan.follow("server.peers", &named(peers), &named(&new.peers), &absent.peers);
         // Everything else is read at the start only. The plan names it, so that no operator waits for an effect.
         for (differs, key) in [
             (*links != new.links, "server.links"),
             (*tls != new.tls, "server.tls"),
-            (*ports != new.ports, "server.node_ports"),
-            (*node_names != new.node_names, "server.node_names"),
             (admin.at_start() != new.admin.at_start(), ADMIN),
             (*session != new.session, "server.session"),
-            (*dns != new.dns, "server.dns"),
-            (*peers != new.peers, "server.peers"),
-            (*csr != new.csr, "server.csr"),
-            (*service_account != new.service_account, "server.service_account"),
-            (*addresses != new.addresses, "server.addresses"),
         ] {
             add(&mut plan.restart, differs, key);
         }

@@ -30,41 +30,33 @@ use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig, link_alp
 pub(crate) struct LoadedServerFiles {
     /// TLS of the gRPC port.
     pub(crate) tls: ReloadedValue<ServerTls>,
-    /// TLS for dialling peers; `None` if there are none, or this server has no certificate for them.
-    pub(crate) peers: Option<ReloadedValue<PeerTls>>,
     /// The CA and certificate that joining nodes receive; `None` if joining is not enabled.
     pub(crate) authority: Option<ReloadedValue<AdvertisedCa>>,
     /// The tokens of edges.
     pub(crate) tokens: ReloadedValue<NodeTokens>,
+    pub(crate) parts: Arc<PartFiles>,
+}
+
+/// What the parts of a server use.
+#[derive(Debug)]
+pub(crate) struct PartFiles {
+    /// TLS for dialling peers; `None` if there are none, or this server has no certificate for them.
+    pub(crate) peers: Option<ReloadedValue<PeerTls>>,
     /// A client of the system's DNS servers.
     pub(crate) resolver: Resolver,
     /// A client of the DNS servers that know where nodes are; by default the system's.
     pub(crate) dns: Resolver,
 }
 
-impl LoadedServerFiles {
-    /// Reloads the files when they change.
-    pub(crate) fn watch(&self, watcher: &FileWatcher) {
-        watcher.watch("tls", &self.tls);
-        if let Some(peers) = &self.peers {
-            watcher.watch("peer tls", peers);
-        }
-        watcher.watch("tokens", &self.tokens);
-    }
-
-    /// Reads all files.
-    pub(crate) fn read(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Prepared<Self> {
-        let tls = tls(settings, startup);
-        // The errors of the certificate are already noted.
-        let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
-        // The error of a certificate that cannot be read is already noted.
-        let is_noted = tls.is_err() && pem::leaf(&settings.links.cert).is_none();
-        let authority = if is_noted { Ok(None) } else { invitation_ca(settings, startup) };
-        let egress = settings.listeners.iter().any(|listener| listener.kind.name == egress::KIND.name);
-        let invitations = settings.invitations.store != InvitationStoreKind::None;
-        let file = &settings.links.token_file;
-        let by_cluster = edge_ca(settings).is_some() || settings.service_account.is_some();
-        let tokens = edge_links::read(file, by_cluster || invitations, egress, startup);
+impl PartFiles {
+    /// Reads the files. `has_tls` is false if the error of a file for links is already noted.
+    pub(crate) fn read(
+        settings: &ServerConfig,
+        has_tls: bool,
+        startup: &mut StartupErrorCollector,
+    ) -> Prepared<Self> {
+        let before = startup.errors();
+        let peers = if has_tls { peers(settings, startup) } else { None };
         let resolver = Resolver::system();
         let dns = match settings.dns.resolvers.as_slice() {
             [] => Ok(resolver.clone()),
@@ -74,10 +66,36 @@ impl LoadedServerFiles {
                 Resolver::of_servers(servers),
             ),
         };
+        if !has_tls || startup.errors() > before {
+            return Err(NotPrepared);
+        }
+        Ok(Self { peers, resolver, dns: dns? })
+    }
+}
+
+impl LoadedServerFiles {
+    /// Reloads the files when they change.
+    pub(crate) fn watch(&self, watcher: &FileWatcher) {
+        watcher.watch("tls", &self.tls);
+        watcher.watch("tokens", &self.tokens);
+    }
+
+    /// Reads all files.
+    pub(crate) fn read(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Prepared<Self> {
+        let tls = tls(settings, startup);
+        let parts = PartFiles::read(settings, tls.is_ok(), startup);
+        // The error of a certificate that cannot be read is already noted.
+        let is_noted = tls.is_err() && pem::leaf(&settings.links.cert).is_none();
+        let authority = if is_noted { Ok(None) } else { invitation_ca(settings, startup) };
+        let egress = settings.listeners.iter().any(|listener| listener.kind.name == egress::KIND.name);
+        let invitations = settings.invitations.store != InvitationStoreKind::None;
+        let file = &settings.links.token_file;
+        let by_cluster = edge_ca(settings).is_some() || settings.service_account.is_some();
+        let tokens = edge_links::read(file, by_cluster || invitations, egress, startup);
         publisher(settings, startup);
         let congestion = settings.links.congestion.as_deref();
         startup.congestion("server.links.congestion", congestion)?;
-        Ok(Self { tls: tls?, peers, authority: authority?, tokens: tokens?, resolver, dns: dns? })
+        Ok(Self { tls: tls?, authority: authority?, tokens: tokens?, parts: Arc::new(parts?) })
     }
 }
 

@@ -43,17 +43,23 @@ pub(crate) struct EdgeAuthenticator {
     tokens: ReloadedValue<NodeTokens>,
     /// The nodes that joined by invitation; `None` if that is not enabled.
     enrolment: OpenedEnrolments,
-    /// The Nodes of the cluster; `None` if no cluster is used.
-    nodes: Option<watch::Receiver<KnownNodes>>,
-    /// Whether certificates prove the edges of Nodes.
-    certificates: bool,
-    /// Who judges the tokens of edges' pods; `None` accepts none.
-    pod_tokens: Option<Arc<dyn PodTokenReviewer>>,
+    pub(crate) proofs: watch::Sender<ClusterProofs>,
     links: Mutex<HashMap<LinkId, EdgeLink>>,
     /// Wrong tokens of edges and users.
     guesses: GuessLimiter,
     /// Permits for waiting for the answer to a wrong token.
     pub(crate) refusal_permits: FairLimiter,
+}
+
+/// How the cluster proves and rejects edges, as the config requires.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ClusterProofs {
+    /// The Nodes of the cluster; `None` if no cluster is used.
+    pub(crate) nodes: Option<watch::Receiver<KnownNodes>>,
+    /// Whether certificates prove the edges of Nodes.
+    pub(crate) certificates: bool,
+    /// Who judges the tokens of edges' pods; `None` accepts none.
+    pub(crate) pod_tokens: Option<Arc<dyn PodTokenReviewer>>,
 }
 
 /// The hello of an edge, the node of the certificate that it presented, if any, and what the token of its pod proved.
@@ -136,17 +142,18 @@ fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
 
 impl EdgeAuthenticator {
     /// Returns an authenticator without links. [`Self::watch_revocations`] closes those whose credentials end.
-    pub(crate) fn new(
-        tokens: ReloadedValue<NodeTokens>,
-        enrolment: OpenedEnrolments,
-        nodes: Option<watch::Receiver<KnownNodes>>,
-        certificates: bool,
-        pod_tokens: Option<Arc<dyn PodTokenReviewer>>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(tokens: ReloadedValue<NodeTokens>, enrolment: OpenedEnrolments) -> Arc<Self> {
         let guesses = GuessLimiter::new(MAX_WRONG_TOKENS, MAX_WRONG_TOKENS_OF_SOURCE);
         let refusal_permits = FairLimiter::new(REFUSAL_LIMITS);
         let links = Mutex::default();
-        Arc::new(Self { tokens, enrolment, nodes, certificates, pod_tokens, links, guesses, refusal_permits })
+        Arc::new(Self {
+            tokens,
+            enrolment,
+            proofs: watch::Sender::default(),
+            links,
+            guesses,
+            refusal_permits,
+        })
     }
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
@@ -160,14 +167,14 @@ impl EdgeAuthenticator {
     }
 
     /// Returns whose certificate a handshake has accepted, if the client presented one.
-    pub(crate) fn certificate(&self, presented: Option<ClientCertificate>) -> CallerCertificate {
+    pub(crate) fn certificate(presented: Option<ClientCertificate>) -> CallerCertificate {
         let Some(certificate) = presented else { return CallerCertificate::None };
         if certificate.is_users() {
             return CallerCertificate::User(certificate);
         }
         // Besides users and edges only servers have accepted certificates, so any other caller with one may claim to be
         // a server.
-        match self.certificates.then(|| edge_names(certificate.leaf()?)).flatten().as_deref() {
+        match certificate.leaf().and_then(|leaf| edge_names(leaf)).as_deref() {
             None => CallerCertificate::Peer,
             Some([node]) => CallerCertificate::Edge(node.parse().ok()),
             Some(_) => CallerCertificate::Edge(None),
@@ -204,7 +211,7 @@ impl EdgeAuthenticator {
             }
             Err(why) => return Err(why),
         }
-        let pod_tokens = self.pod_tokens.as_ref().filter(|_| is_service_account_token(token));
+        let pod_tokens = self.proofs.borrow().pod_tokens.clone().filter(|_| is_service_account_token(token));
         let Some(pod_tokens) = pod_tokens else {
             return self.judge_token(from, &name, token, || self.check_token(credentials)).await;
         };
@@ -291,17 +298,22 @@ impl EdgeAuthenticator {
         if self.tokens.load().is_blocked(node) {
             return Err(TokenError::Blocked(node.clone()));
         }
-        if let Some((pod, tokens)) = pod.as_ref().zip(self.pod_tokens.as_ref()) {
+        let proofs = self.proofs.borrow();
+        if let Some(pod) = pod {
+            let Some(tokens) = &proofs.pod_tokens else {
+                return Err(TokenError::PodToken("this server no longer accepts them".to_owned()));
+            };
             tokens.recheck(pod)?;
         }
+        let certificate_node = certificate_node.as_ref().filter(|_| proofs.certificates);
         let what = if pod.is_some() { "the ServiceAccount token" } else { "the client certificate" };
-        if let Some(nodes) = &self.nodes {
+        if let Some(nodes) = &proofs.nodes {
             let nodes = nodes.borrow();
             let is_edge = nodes.as_ref().map(|nodes| nodes.get(&node.as_str().to_ascii_lowercase()).copied());
             match is_edge {
                 // With any proof: only the label distinguishes an edge from a control-plane Node.
                 Some(Some(false)) => return Err(TokenError::NoEdge(node.clone())),
-                _ if certificate_node.as_ref() != Some(node) && pod.is_none() => {}
+                _ if certificate_node != Some(node) && pod.is_none() => {}
                 Some(Some(true)) => return Ok(true),
                 Some(None) => return Err(TokenError::NoNode(node.clone(), what)),
                 None => return Err(TokenError::NodesUnknown(what)),
@@ -362,25 +374,32 @@ impl EdgeAuthenticator {
         drain: Drain,
     ) {
         let mut changes = self.tokens.changes();
-        let mut nodes = self.nodes.clone();
-        let mut pods = self.pod_tokens.as_ref().map(|tokens| tokens.pods());
+        let mut proofs = self.proofs.subscribe();
+        proofs.mark_changed();
+        let mut nodes = None;
+        let mut pods = None;
         let mut joined = None;
         let mut known = self.tokens.load();
         loop {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                // The channels never close: `tokens` holds a sender, the task that watches Nodes another.
+                // The channel never closes, nor does that of the proofs: this holds their senders.
                 _ = changes.changed() => {
                     let read = self.tokens.load();
                     log_token_changes(&read, &known);
                     known = read;
                 }
                 () = next_change(&self.enrolment, &mut joined) => {}
+                _ = proofs.changed() => {
+                    let proofs = proofs.borrow_and_update();
+                    nodes.clone_from(&proofs.nodes);
+                    pods = proofs.pod_tokens.as_ref().map(|tokens| tokens.pods());
+                }
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
                 Some(Ok(())) = OptionFuture::from(pods.as_mut().map(watch::Receiver::changed)) => {}
                 // Tokens of pods end without a change.
-                () = sleep(TOKEN_CHECK_INTERVAL), if self.pod_tokens.is_some() => {}
+                () = sleep(TOKEN_CHECK_INTERVAL), if pods.is_some() => {}
             }
             let all: Vec<EdgeLink> = self.links.lock().values().cloned().collect();
             let revoked =
@@ -534,7 +553,9 @@ mod tests {
         pods: Option<Arc<dyn PodTokenReviewer>>,
     ) -> Arc<EdgeAuthenticator> {
         let tokens = ReloadedValue::fixed(NodeTokens::parse(tokens));
-        EdgeAuthenticator::new(tokens, Arc::default(), nodes, true, pods)
+        let links = EdgeAuthenticator::new(tokens, Arc::default());
+        links.proofs.send_replace(ClusterProofs { nodes, certificates: true, pod_tokens: pods });
+        links
     }
 
     /// Takes `eyJ.NODE.` as the token of a pod on that node, unless it has to fail. Counts reviews.
@@ -826,6 +847,19 @@ mod tests {
         let links = edge_links("node1:right\n", None);
         assert!(links.authenticate(&credentials("right", Some("node1"))).is_ok());
         assert!(links.authenticate(&credentials("wrong", Some("node1"))).is_err());
+    }
+
+    #[test]
+    fn what_a_removed_table_proved_is_refused() {
+        let nodes = watch::Sender::new(known([("node1", true)]));
+        let links = edge_links_with("", Some(nodes.subscribe()), Some(Arc::new(FakeReviewer::default())));
+        let pod = PodProof { node: node("node1"), pod: "a".into(), uid: "u".into(), ends: 0 };
+        let by_pod = EdgeCredentials { pod: Some(pod), ..credentials("", None) };
+        let proved = [by_pod, credentials("", Some("node1"))];
+        assert!(proved.iter().all(|credentials| links.authenticate(credentials).is_ok()));
+        links.proofs.send_modify(|proofs| proofs.pod_tokens = None);
+        links.proofs.send_modify(|proofs| proofs.certificates = false);
+        assert!(proved.iter().all(|credentials| links.authenticate(credentials).is_err()));
     }
 
     /// Kubernetes keeps its Node, and the kubelet's credentials would get it another certificate.

@@ -143,7 +143,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
             if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
         return enrol_request.refuse(SessionError::new(code, why));
     }
-    enrol_request.accept(enrolment.certificates(), &shared.named_servers);
+    enrol_request.accept(enrolment.certificates(), &shared.named_servers.load());
 }
 
 /// The names of the texts: of machines, of what users may reach, and of when machines were seen.

@@ -81,7 +81,7 @@ fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<Ser
         (FrameKind::NodePage(page), Some(peers)) => peers.handle_node_page(link, page),
         (FrameKind::Load(_) | FrameKind::ListNodes(_) | FrameKind::NodePage(_), None) => {}
         (FrameKind::Cluster(said), _) => {
-            let reply = shared.cluster.pod_tokens.as_ref().and_then(|tokens| tokens.on_peer(&said));
+            let reply = shared.edge_links.proofs.borrow().pod_tokens.as_ref().and_then(|tokens| tokens.on_peer(&said));
             // Without room on the link the question is repeated.
             reply.map(|reply| link.signal(&node, FrameKind::Cluster(reply.into())));
         }
@@ -248,7 +248,7 @@ pub(super) fn target_at_node(
     shared: &Arc<ServerContext>,
 ) -> Option<(NodeName, Target)> {
     // An edge resolves the names of other machines itself.
-    let (node, target) = match shared.cluster.addresses.locate(requested, session.chance(), |_| true).ok()? {
+    let (node, target) = match shared.clients.addresses.locate(requested, session.chance(), |_| true).ok()? {
         Location::Node { node, target, .. } => (node, target),
         Location::Direct(_) => {
             let node = shared.clients.route.node_named_by_address(&requested.host)?;

@@ -12,7 +12,9 @@ use tracing::{Instrument as _, Span, debug, debug_span, field, info_span};
 
 use crate::invitations::invitee::Invitee;
 use crate::registry::LinkedNode;
-use crate::server::edge_links::{EdgeCredentials, MAX_RESET_FLUSH, POLL_INTERVAL, close_links};
+use crate::server::edge_links::{
+    EdgeAuthenticator, EdgeCredentials, MAX_RESET_FLUSH, POLL_INTERVAL, close_links,
+};
 use crate::server::interactive_links::admit_secondary;
 use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{leave_link, on_node_moved, run_link};
@@ -24,7 +26,6 @@ use tunnel_link::grpc::accept::{
     CallRejection, CallerCertificate, IncomingCall, LinkCall, PendingConnection, serve,
 };
 use tunnel_link::link::Link;
-use tunnel_link::link_reader::LinkReader;
 use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler, ConnectionRejection};
 use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpListenSocket, tune_link};
@@ -34,19 +35,14 @@ use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, UserHello};
 use tunnel_proto::names::{Instance, UserDevice};
 
-/// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
-/// in the networks of `proxies` send a PROXY header, those in `http_proxies` X-Forwarded-For.
+/// Serves the links that callers open at the listener, until the server stops. Load balancers in the networks of `proxies` send a PROXY header, those in `http_proxies` X-Forwarded-For.
 pub(crate) fn spawn(
     listener: TcpListenSocket,
     proxies: Networks,
     http_proxies: Networks,
-    made: Option<mpsc::Receiver<LinkReader>>,
     shared: Arc<ServerContext>,
 ) {
     let links = shared.link_context.drain.clone();
-    if let Some(made) = made {
-        links.spawn(info_span!("peers"), run_dialled_links(made, shared.clone()));
-    }
     let (arrivals, arrived) = mpsc::channel(MAX_HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let clients = &shared.clients;
@@ -224,29 +220,17 @@ async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, sh
         refusals.may_log_about("peer_linked", format_args!("{instance:?}")) => info,
         link = %link.id, peer = ?instance, "peer is linked"
     );
-    if let Some(peers) = shared.finder.peers() {
+    let peers = shared.finder.first_peers();
+    if let Some(peers) = peers {
         for silent in peers.add_incoming(&link, is_backup) {
             leave_link(&silent, &shared);
         }
     }
     run_link(&mut reader, &shared).await;
-    if let Some(peers) = shared.finder.peers() {
+    if let Some(peers) = peers {
         peers.remove(&link);
     }
     shared.finder.peer_link_ended(&link);
-}
-
-/// Drives the links that this server has dialled to peers.
-async fn run_dialled_links(mut made: mpsc::Receiver<LinkReader>, shared: Arc<ServerContext>) {
-    let links = shared.link_context.drain.clone();
-    while let Some(Some(mut reader)) = links.run_until(made.recv()).await {
-        let span = info_span!("link", peer = reader.link.instance.map(field::debug));
-        let shared = shared.clone();
-        links.spawn(span, async move {
-            run_link(&mut reader, &shared).await;
-            shared.finder.peer_link_ended(&reader.link);
-        });
-    }
 }
 
 /// The handler of connections to the gRPC port.
@@ -304,7 +288,7 @@ impl ConnectionHandler for LinkConnectionHandler {
             permit = own;
         }
         let lost = permit.revoked();
-        let certificate = self.shared.edge_links.certificate(self.handshakes.certificate(&accepted));
+        let certificate = EdgeAuthenticator::certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
         let takes_enrolments = self.shared.enrolment.initialized();
         let waiting =

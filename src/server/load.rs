@@ -12,25 +12,26 @@ use crate::registry::balance::pause;
 use crate::registry::peers::Peers;
 use crate::registry::peers::node_counts::ANNOUNCE_INTERVAL;
 use crate::server::ServerContext;
-use crate::server::config::ServerConfig;
 use crate::server::link_denial::LinkDenial;
+use crate::server::running::part::RunningPart;
+use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_link::grpc::accept::CallRejection;
 use tunnel_proto::frame::{FrameKind, Load};
 use tunnel_proto::printable::printable;
 
 /// Spawns the tasks that report the load, and that ask edges to move if this is enabled.
-pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig) {
-    let Some(peers) = shared.finder.peers() else { return };
-    let drain = &shared.link_context.drain;
-    drain.spawn(info_span!("load"), report_load(peers.clone(), shared.clone()));
+pub(crate) fn spawn_balance(peers: Arc<Peers>, part: &RunningPart) {
+    let RunningPart { server, settings, drain, .. } = part;
+    drain.spawn(info_span!("load"), report_load(peers.clone(), server.clone(), drain.clone()));
     if settings.peers.rebalance {
-        drain.spawn(info_span!("balance"), move_edges(peers.clone(), shared.clone()));
+        let moving = move_edges(peers, server.clone(), drain.clone());
+        drain.spawn(info_span!("balance"), moving);
     }
 }
 
-/// Reports the load at intervals, and at once when the server begins to stop. Returns when its links end.
-async fn report_load(peers: Arc<Peers>, shared: Arc<ServerContext>) {
+/// Reports the load at intervals, and at once when the server begins to stop. Returns when draining starts.
+async fn report_load(peers: Arc<Peers>, shared: Arc<ServerContext>, drain: Drain) {
     loop {
         let stopping = shared.stopping.is_cancelled();
         let problems = shared.readiness.check().unwrap_or_else(identity);
@@ -38,19 +39,20 @@ async fn report_load(peers: Arc<Peers>, shared: Arc<ServerContext>) {
         let nodes = shared.registry.node_count() as u64;
         peers.broadcast(&FrameKind::Load(Load { nodes, stopping, problems }));
         // Most often there is no question, because kube-apiserver answers.
-        if let Some(question) = shared.cluster.pod_tokens.as_ref().and_then(|tokens| tokens.question()) {
+        let pod_tokens = shared.edge_links.proofs.borrow().pod_tokens.clone();
+        if let Some(question) = pod_tokens.and_then(|tokens| tokens.question()) {
             peers.broadcast(&FrameKind::Cluster(question.into()));
         }
         tokio::select! {
-            () = shared.link_context.drain.draining() => return,
+            () = drain.draining() => return,
             () = shared.stopping.cancelled(), if !stopping => {}
             () = sleep(ANNOUNCE_INTERVAL) => {}
         }
     }
 }
 
-/// Asks edges to link to peers that have fewer nodes, until the server begins to stop.
-async fn move_edges(peers: Arc<Peers>, shared: Arc<ServerContext>) {
+/// Asks edges to link to peers that have fewer nodes, until draining starts or the server begins to stop.
+async fn move_edges(peers: Arc<Peers>, shared: Arc<ServerContext>, drain: Drain) {
     let metrics = &shared.link_context.metrics;
     loop {
         let mut asked = 0;
@@ -63,6 +65,7 @@ async fn move_edges(peers: Arc<Peers>, shared: Arc<ServerContext>) {
         }
         metrics.edges_rebalanced.inc_by(asked as u64);
         tokio::select! {
+            () = drain.draining() => return,
             () = shared.stopping.cancelled() => return,
             () = sleep(pause(asked, shared.registry.node_count())) => {}
         }

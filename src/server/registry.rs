@@ -15,36 +15,32 @@ use crate::publish::etcd::EtcdRecords;
 use crate::publish::hosts::Hosts;
 use crate::publish::record_filter::{NodeLister, RecordFilter};
 use crate::registry::peers::Peers;
-use crate::server::ServerContext;
-use crate::server::config::ServerConfig;
-use crate::server::config_files::LoadedServerFiles;
+use crate::server::running::part::RunningPart;
 use tunnel_base::stores::RecordStore;
 use tunnel_net::tls::IdentityFiles;
 
-impl ServerContext {
-    /// Publishes the nodes of this server if that is configured. `grpc` is the port of all servers.
-    pub(crate) fn spawn_publisher(&self, settings: &ServerConfig, files: &LoadedServerFiles, grpc: u16) {
-        let Some(store) = self.store(settings, files, grpc) else { return };
-        let readiness = self.readiness.clone();
+impl RunningPart {
+    /// Publishes the nodes of this server if that is configured.
+    pub(crate) fn publish(&self) {
+        let Self { server, settings, readiness, drain, .. } = self;
+        server.publishes.store(Arc::new(settings.dns.publish.name()));
+        let Some(store) = self.store() else { return };
+        let readiness = readiness.clone();
         let publisher = Publisher {
-            registry: self.registry.clone(),
+            registry: server.registry.clone(),
             store,
-            zone: self.clients.zone.clone(),
-            vet: self.record_filter(settings, files, grpc),
-            metrics: self.link_context.metrics.clone(),
+            zone: server.clients.zone.load_full(),
+            vet: self.record_filter(),
+            metrics: server.link_context.metrics.clone(),
             report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
         };
-        let drain = &self.drains.publisher;
         drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
     }
 
     /// Returns the store for records, or `None` if nothing is published.
-    fn store(
-        &self,
-        settings: &ServerConfig,
-        files: &LoadedServerFiles,
-        grpc: u16,
-    ) -> Option<Box<dyn RecordStore>> {
+    fn store(&self) -> Option<Box<dyn RecordStore>> {
+        let Self { server: context, settings, .. } = self;
+        let grpc = context.port;
         // The config check ensures that there is an address.
         let dns = &settings.dns;
         let server = settings.pod_ip?;
@@ -52,28 +48,34 @@ impl ServerContext {
             PublishTo::None => None,
             PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?.0, server))),
             PublishTo::Etcd => {
-                let members = EtcdClient::of(etcd_access(dns.etcd.clone()), files.resolver.clone());
+                let members =
+                    EtcdClient::of(etcd_access(dns.etcd.clone()), context.part_files.load().resolver.clone());
                 Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
             }
             PublishTo::ConfigMap => {
                 let name = dns.configmap.0.clone();
-                let peers = self.finder.peers().cloned();
+                let peers = context.finder.peers().cloned();
                 let lives = move |server| -> BoxFuture<'static, bool> {
                     Box::pin(answers(peers.clone(), server, grpc))
                 };
                 let cluster = settings.peers.cluster.as_ref()?;
-                let pods = self.cluster.pods.as_ref();
-                with_kubernetes!(Some(api::server::records(cluster, name, server, pods, lives)), else None)
+                let pods = context.pods.load();
+                with_kubernetes!(
+                    Some(api::server::records(cluster, name, server, pods.as_deref(), lives)),
+                    else None
+                )
             }
         }
     }
 
     /// Returns the check whether a name has another owner. It resolves the name and compares the addresses with servers
     /// that are alive, and with those of no server, which nodes' records contain for other clients.
-    fn record_filter(&self, settings: &ServerConfig, files: &LoadedServerFiles, grpc: u16) -> RecordFilter {
+    fn record_filter(&self) -> RecordFilter {
+        let Self { server, settings, .. } = self;
+        let grpc = server.port;
         let own = settings.pod_ip;
-        let no_servers = self.cluster.service_addresses.clone();
-        let peers = self.finder.peers().cloned();
+        let no_servers = server.service_addresses.subscribe();
+        let peers = server.finder.peers().cloned();
         let is_server = move |ip| -> BoxFuture<'static, bool> {
             let peers = peers.clone();
             let known = Some(ip) == own || no_servers.borrow().contains(&ip);
@@ -87,7 +89,7 @@ impl ServerContext {
                 })
             })
         });
-        RecordFilter::new(files.dns.clone(), is_server, nodes)
+        RecordFilter::new(server.part_files.load().dns.clone(), is_server, nodes)
     }
 }
 

@@ -43,10 +43,7 @@ impl Signals {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
-                    info!(
-                        hint = "other config changes need a restart",
-                        "SIGHUP: reloading certificates, tokens, users, access rules and listeners"
-                    );
+                    info!("SIGHUP: reloading certificates, tokens, users and the config");
                     reload::reload_now();
                 }
             }

@@ -14,6 +14,7 @@ use tunnel::server::config::ServerConfig;
 use tunnel_base::drain::Drained;
 use tunnel_net::reload::reload_now;
 
+use crate::addresses::own_address;
 use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, get, head, open, send_request};
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::{assert_eventually, servers, targets, wait_until};
@@ -28,16 +29,14 @@ struct Followed<'p> {
 
 impl<'p> Followed<'p> {
     fn start(place: &'p TestDir, more: &str) -> Self {
+        Self::start_in(place, more, Environment::default())
+    }
+
+    fn start_in(place: &'p TestDir, more: &str, environment: Environment) -> Self {
         let text = place.cloud(more);
         let file = place.file("cloud.toml", &text);
-        let server =
-            Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-        server.watch_config(ConfigFile {
-            path: file.clone(),
-            text,
-            environment: Environment::default(),
-            copy: None,
-        });
+        let server = Server::start(ServerConfig::read(&text, &environment).unwrap().0, None).unwrap();
+        server.watch_config(ConfigFile { path: file.clone(), text, environment, copy: None });
         Self { place, file, server: TestServer::from(server) }
     }
 
@@ -133,6 +132,101 @@ async fn a_change_that_waits_for_a_restart_is_reported_until_it_is_taken_back() 
     reload_now();
     assert_eventually("no condition", waits(false)).await;
     assert!(plan().await.starts_with("no change compared with the running server"));
+}
+
+/// What a table does that can be seen from outside.
+enum Effect {
+    /// A client reaches this target.
+    Reaches(String),
+    /// This file has a node's name.
+    Publishes(PathBuf),
+    /// `/readyz` has a condition of this name, because kube-apiserver does not answer.
+    AsksKubernetes(&'static str),
+}
+
+impl Effect {
+    async fn is_seen(&self, server: &TestServer) -> bool {
+        match self {
+            Self::Reaches(target) => {
+                let mut client = connect(server.connect).await;
+                let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n");
+                client.write_all(request.as_bytes()).await.unwrap();
+                head(&mut client).await == ESTABLISHED
+            }
+            Self::Publishes(file) => std::fs::read_to_string(file).is_ok_and(|text| text.contains("node1")),
+            Self::AsksKubernetes(condition) => {
+                get(server.server.bound.log, "/readyz").await.body.contains(&format!("{condition}: "))
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_first_table_takes_effect_without_a_restart_and_each_removed_one_ends() {
+    let place = TestDir::new();
+    let near = targets::echo().await;
+    let (lines, _guard) = LogLines::start();
+    let own = targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await;
+    let dir = place.path().display();
+    let kubeconfig = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", free_address())}}],
+        "users": [{"name": "test", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "edge-system"}}],
+    });
+    let environment = Environment {
+        pod_ip: Some("127.0.0.1".to_owned()),
+        kubeconfig: Some(place.file("kubeconfig", &kubeconfig.to_string())),
+        ..Environment::default()
+    };
+    let admin = format!("[server.admin]\nlisten = \"unix:{dir}/admin.sock\"\n");
+    let followed = Followed::start_in(&place, &admin, environment.clone());
+    let other = TestServer::start(&place);
+    let _edges = [edge(&place, &followed.server, "node1").await, edge(&place, &other, "node2").await];
+    let plan = async |text: &str| {
+        let file = ConfigFileArgs { file: Some(place.file("new.toml", text)), kubeconfig: None };
+        diff(&file.read().unwrap(), None, &environment, Format::Text).await.unwrap()
+    };
+    let hosts = place.path().join("hosts");
+    for (key, more, effect) in [
+        ("peers", servers::peers(&[other.server.bound.grpc]), Effect::Reaches(at("node2", near))),
+        (
+            "addresses",
+            format!("nodes = {{ \"{}\" = \"node1\" }}", own.ip()),
+            Effect::Reaches(own.to_string()),
+        ),
+        ("dns", "zone = \"nodes.test\"".to_owned(), Effect::Reaches(at("node1.nodes.test", near))),
+        (
+            "dns",
+            format!("zone = \"nodes.test\"\npublish = \"hosts\"\nhosts_file = \"{}\"", hosts.display()),
+            Effect::Publishes(hosts),
+        ),
+        ("node_names", String::new(), Effect::AsksKubernetes("node_names")),
+        ("node_ports", String::new(), Effect::AsksKubernetes("node_ports")),
+        ("service_account", "name = \"edge\"".to_owned(), Effect::AsksKubernetes("pods of edges")),
+        (
+            "csr",
+            format!("profiles = [\"proxy-client\"]\ndir = \"{dir}/pki\""),
+            Effect::AsksKubernetes("proxy_client_certificate"),
+        ),
+    ] {
+        let table = format!("[server.{key}]\n{}", more.trim_start_matches("[server.peers]\n"));
+        assert!(!effect.is_seen(&followed.server).await, "{table}");
+        for (more, step, is_in_effect) in [(table.as_str(), "opens", true), ("", "closes", false)] {
+            let more = format!("{admin}{more}");
+            let planned = plan(&place.cloud(&more)).await;
+            assert!(planned.contains(&format!("reload: {step} server.{key}\n")), "{table}: {planned}");
+            followed.reload(&lines, &more, "tables reloaded").await;
+            let seen = async {
+                while effect.is_seen(&followed.server).await != is_in_effect {
+                    tokio::task::yield_now().await;
+                }
+            };
+            assert_eventually(&format!("{step} {table}"), seen).await;
+        }
+        assert_eq!(get(followed.server.server.bound.log, "/readyz").await.body, "ok\n", "{table}");
+    }
+    assert_eq!(lines.count("restart to apply"), 0, "{}", lines.text());
 }
 
 #[tokio::test]

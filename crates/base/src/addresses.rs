@@ -9,7 +9,11 @@ pub mod object_index;
 pub mod owners;
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
+use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 
@@ -25,9 +29,9 @@ use tunnel_proto::names::{Host, NodeName, Target};
 #[derive(Debug, Default)]
 pub struct AddressBook {
     /// Fixed table, the longest prefix first.
-    fixed: Vec<(IpNet, NodeName)>,
+    fixed: ArcSwap<Vec<(IpNet, NodeName)>>,
     /// Whether a cluster provides the facts.
-    has_cluster: bool,
+    has_cluster: AtomicBool,
     facts: Mutex<ClusterState>,
 }
 
@@ -92,9 +96,20 @@ pub enum LocateError {
 impl AddressBook {
     /// Creates an address book. `fixed` assigns networks to nodes, whatever Kubernetes reports; the narrowest network
     /// of an address applies. `has_cluster` is true if a cluster provides facts.
-    pub fn new(mut fixed: Vec<(IpNet, NodeName)>, has_cluster: bool) -> Self {
+    pub fn new(fixed: Vec<(IpNet, NodeName)>, has_cluster: bool) -> Self {
+        let book = Self::default();
+        book.replace(fixed, has_cluster);
+        book
+    }
+
+    /// Replaces the fixed table. Without a cluster, its facts are dropped.
+    pub fn replace(&self, mut fixed: Vec<(IpNet, NodeName)>, has_cluster: bool) {
         fixed.sort_by_key(|(net, _)| std::cmp::Reverse(net.prefix_len()));
-        Self { fixed, has_cluster, facts: Mutex::default() }
+        self.fixed.store(Arc::new(fixed));
+        self.has_cluster.store(has_cluster, Relaxed);
+        if !has_cluster {
+            *self.facts.lock() = ClusterState::default();
+        }
     }
 
     /// Locates a target. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
@@ -156,7 +171,8 @@ impl AddressBook {
             Host::Ip(ip) => at_address(&facts, *ip, target.clone()),
             // While Services are not listed yet, such a name is not a node's, and DNS may know it.
             Host::Name(name)
-                if self.has_cluster && service_name(name).is_some_and(|(_, is_whole)| is_whole) =>
+                if self.has_cluster.load(Relaxed)
+                    && service_name(name).is_some_and(|(_, is_whole)| is_whole) =>
             {
                 Ok(Location::Direct(target))
             }
@@ -186,7 +202,7 @@ impl AddressBook {
     /// Fails if several nodes have the address.
     pub fn node_at(&self, ip: IpAddr) -> Result<Option<(NodeName, bool)>, LocateError> {
         let ip = canonical_ip(ip);
-        if let Some((net, node)) = self.fixed.iter().find(|(net, _)| net.contains(&ip)) {
+        if let Some((net, node)) = self.fixed.load().iter().find(|(net, _)| net.contains(&ip)) {
             return Ok(Some((node.clone(), is_single(net))));
         }
         let facts = self.facts.lock();
@@ -214,7 +230,8 @@ impl AddressBook {
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
     ) -> AddressOwners {
         let facts = self.facts.lock();
-        let single = self.fixed.iter().filter(|(net, _)| is_single(net));
+        let table = self.fixed.load();
+        let single = table.iter().filter(|(net, _)| is_single(net));
         let fixed = single.map(|(net, node)| AddressClaim {
             ip: net.addr(),
             node: node.clone(),
@@ -236,7 +253,7 @@ impl AddressBook {
     /// Returns true until everything in the cluster that locates targets has been listed.
     pub fn is_loading(&self) -> bool {
         let facts = self.facts.lock();
-        self.has_cluster && !(facts.are_listed() && facts.slices.is_listed())
+        self.has_cluster.load(Relaxed) && !(facts.are_listed() && facts.slices.is_listed())
     }
 
     /// Changes the facts.
@@ -249,7 +266,8 @@ impl AddressBook {
         let fixed = self.fixed_node(ip);
         let facts = self.facts.lock();
         let service = facts.service_at(ip).ok().flatten();
-        let claim = facts.kubelet_claimants(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
+        let claim =
+            facts.kubelet_claimants(ip).find(|claim| fixed.is_none() || claim.node() != fixed.as_ref());
         match (fixed, service, claim) {
             (Some(node), _, Some(claim)) => Some(format!(
                 "{claim} claims {ip}, which [server.addresses] assigns to node {node}; the config wins"
@@ -268,7 +286,7 @@ impl AddressBook {
     /// Returns why a node may not have the claimed address, if so. The address is a Service's, or a Node claims one of a
     /// pod, or one that the fixed table assigns to another node.
     fn refused(&self, facts: &ClusterState, claim: &AddressClaim) -> Option<&'static str> {
-        let elsewhere = self.fixed_node(claim.ip).is_some_and(|node| *node != claim.node);
+        let elsewhere = self.fixed_node(claim.ip).is_some_and(|node| node != claim.node);
         (claim.by == ClaimSource::Kubernetes && elsewhere)
             .then_some(ELSEWHERE)
             .or_else(|| facts.refusal(claim))
@@ -295,7 +313,7 @@ impl AddressBook {
     fn direct_address(&self, facts: &ClusterState, node: &NodeName) -> Option<IpAddr> {
         let ip = facts.address_of(node.as_str())?;
         let is_its = match self.fixed_node(ip) {
-            Some(of) => of == node,
+            Some(of) => of == *node,
             None => {
                 self.fixed_address(node).is_none()
                     && facts.node_at(ip).is_ok_and(|at| at.as_ref() == Some(node))
@@ -306,17 +324,18 @@ impl AddressBook {
 
     /// Returns the node's single address in the fixed table.
     fn fixed_address(&self, node: &NodeName) -> Option<IpAddr> {
-        self.fixed.iter().find(|(net, of)| of == node && is_single(net)).map(|(net, _)| net.addr())
+        let table = self.fixed.load();
+        table.iter().find(|(net, of)| of == node && is_single(net)).map(|(net, _)| net.addr())
     }
 
     fn fixed(&self, target: &Target) -> Option<Location> {
         let Host::Ip(ip) = target.host else { return None };
-        let node = self.fixed_node(ip)?.clone();
+        let node = self.fixed_node(ip)?;
         Some(Location::Node { node, target: target.clone(), direct: None })
     }
 
-    fn fixed_node(&self, ip: IpAddr) -> Option<&NodeName> {
-        self.fixed.iter().find(|(net, _)| net.contains(&ip)).map(|(_, node)| node)
+    fn fixed_node(&self, ip: IpAddr) -> Option<NodeName> {
+        self.fixed.load().iter().find(|(net, _)| net.contains(&ip)).map(|(_, node)| node.clone())
     }
 }
 

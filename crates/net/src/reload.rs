@@ -81,14 +81,11 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         self.0.value.load_full()
     }
 
-    /// Takes over the value and the files of another one, unless that has the same files.
+    /// Takes over the value and the files of another one.
     pub fn replace(&self, other: &Self) {
-        let source = other.0.source.load_full();
-        if self.0.source.load().paths != source.paths {
-            self.0.source.store(source);
-            self.0.value.store(other.load());
-            self.0.changed.send_replace(());
-        }
+        self.0.source.store(other.0.source.load_full());
+        self.0.value.store(other.load());
+        self.0.changed.send_replace(());
     }
 
     /// Returns true if the files cannot be read or parsed now, so that the value may be outdated.

@@ -84,16 +84,17 @@ pub(crate) fn shared_text(cluster: &ClusterSettings, name: String, key: &'static
 }
 
 /// Watches the Nodes of a cluster, and the pods of edges if the config has their ServiceAccount. `edges` is the label of
-/// edges from the config, with its value.
+/// edges from the config, with its value, and `before` is what this process knew of the Nodes before.
 pub(crate) fn follow_nodes(
     cluster: &ClusterSettings,
     edges: Option<(String, String)>,
     account: Option<&ServiceAccountConfig>,
+    before: KnownNodes,
     readiness: &Readiness,
     drain: &Drain,
 ) -> EdgeWatches {
     let mut known = LastKnown::recall(account.and_then(|account| account.file.as_deref()));
-    let nodes = watch::Sender::new(known.nodes.take());
+    let nodes = watch::Sender::new(before.or(known.nodes.take()));
     let report = report(readiness, "labels of Nodes");
     let following = follow_node_labels(access(cluster), edges, nodes.clone(), report, drain.clone());
     drain.spawn(info_span!("nodes"), following);
@@ -117,33 +118,33 @@ fn follow_edge_pods(
     tokens
 }
 
-/// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap, with which a Service is kept up
-/// to date. `own` are the ports at which this server listens.
+/// Keeps the ports of nodes that are redirected here up to date with a ConfigMap, and a Service with them. `own` are the
+/// ports at which this server listens.
 pub(crate) fn keep_ports(
     ports: &NodePortsConfig,
     own: BTreeSet<u16>,
+    redirected: watch::Sender<ConfigMapPorts>,
     readiness: &Readiness,
     drain: &Drain,
-) -> watch::Receiver<ConfigMapPorts> {
+) {
     let NodePortsConfig { cluster, namespace, configmap, service, http, https, .. } = ports.clone();
     let cluster = access(&cluster);
     let ObjectName(namespace) = namespace;
     let ObjectName(configmap) = configmap;
     let params = PortWatchParams { cluster, namespace, configmap, service, own, http, https };
-    let watch = PortWatch::new(params, report(readiness, "node_ports"));
-    let known = watch.ports.subscribe();
+    let watch = PortWatch::new(params, redirected, report(readiness, "node_ports"));
     drain.spawn(info_span!("ports"), watch.follow(drain.clone()));
-    known
 }
 
-/// Maintains the names of nodes for DNS. Returns the addresses in these records that do not belong to any server.
-/// `pod_name` identifies this server to the others.
+/// Maintains the names of nodes for DNS. `service` gets the addresses in these records that do not belong to any server,
+/// and `pod_name` identifies this server to the others.
 pub(crate) fn keep_node_names(
     names: &NodeNameSettings,
     pod_name: &str,
+    service: watch::Sender<BTreeSet<IpAddr>>,
     readiness: &Readiness,
     drain: &Drain,
-) -> watch::Receiver<BTreeSet<IpAddr>> {
+) {
     let params = NamesReconcilerParams {
         cluster: access(&names.cluster),
         namespace: names.namespace.0.clone(),
@@ -156,10 +157,8 @@ pub(crate) fn keep_node_names(
         service: names.service.0.clone(),
         holders: names.holders.clone(),
     };
-    let kept = NodeNamesReconciler::new(params, report(readiness, "node_names"));
-    let service = kept.service.subscribe();
+    let kept = NodeNamesReconciler::new(params, service, report(readiness, "node_names"));
     drain.spawn(info_span!("node names"), kept.run(drain.clone()));
-    service
 }
 
 fn report(readiness: &Readiness, what: &'static str) -> StateReport {

@@ -25,14 +25,13 @@ pub struct PeerAddressSource {
 }
 
 impl PeerAddressSource {
-    /// Watches all sources until draining begins and returns the combined addresses. If DNS fails, the name keeps its
-    /// addresses.
-    pub fn follow(self, resolver: Arc<dyn Lookup>, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
-        let (sender, receiver) = watch::channel(self.all(&[]));
+    /// Sends the combined addresses now, and whenever they change until draining begins. If DNS fails, the name keeps
+    /// its addresses.
+    pub fn follow(self, resolver: Arc<dyn Lookup>, sender: watch::Sender<Vec<SocketAddr>>, drain: &Drain) {
+        sender.send_replace(self.all(&[]));
         if self.service.is_some() || self.cluster.is_some() {
             drain.spawn(info_span!("addresses"), look(self, resolver, sender, drain.clone()));
         }
-        receiver
     }
 
     /// Returns all addresses, each once, with `found` as the current addresses of the name.
@@ -103,13 +102,15 @@ mod tests {
     async fn peer_addresses_are_merged_from_list_dns_and_cluster() {
         let drain = Drain::new();
         let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
-        let (sender, cluster) = watch::channel(Vec::new());
+        let [sender, all] = [(); 2].map(|()| watch::Sender::default());
+        let cluster = sender.subscribe();
         let named = PeerAddressSource {
             list: vec!["192.0.2.1:9000".parse().unwrap()],
             service: Some(("localhost".into(), 9001)),
             cluster: Some(cluster),
         };
-        let mut receiver = named.follow(Arc::new(resolver), &drain);
+        let mut receiver = all.subscribe();
+        named.follow(Arc::new(resolver), all, &drain);
         let all = receiver.wait_for(|all| all.len() > 1).await.unwrap().clone();
         let expected = ["127.0.0.1:9001", "192.0.2.1:9000", "[::1]:9001"].map(|at| at.parse().unwrap());
         assert_eq!(all, expected);

@@ -46,7 +46,7 @@ impl RequestFromEdge {
         if target_at_node(&self.target, &self.node, self.session, shared).is_some() {
             return Ok(());
         }
-        let is_final = !shared.cluster.addresses.is_loading();
+        let is_final = !shared.clients.addresses.is_loading();
         let checked = shared.acceptor.dialer.check(&self.target, CHECK_TIMEOUT).await;
         checked.map_err(|why| match SessionError::from(why) {
             why @ SessionError { code: ErrorCode::NotAllowed, .. } if is_final => why,

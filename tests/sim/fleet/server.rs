@@ -64,13 +64,19 @@ impl SimServer {
         let (table, registry) = (SessionTable::new(own, limits, metrics.clone()), Registry::new(metrics));
         let names = net.names(&figures);
         let service = Some((PODS.to_owned(), at.port()));
-        let addresses =
-            PeerAddressSource { service, ..PeerAddressSource::default() }.follow(names.clone(), &drain);
+        let addresses = watch::Sender::default();
+        let listed = addresses.subscribe();
+        PeerAddressSource { service, ..PeerAddressSource::default() }.follow(
+            names.clone(),
+            addresses,
+            &drain,
+        );
         let wires = Arc::new(Wires::new(net, at, own));
-        let peers = Peers::new(addresses, registry.clone(), wires, own, drain.clone());
+        let peers = Peers::new(listed, registry.clone(), wires, own, drain.clone());
         let zone = Arc::new(NodeZone::new(ZONE.to_owned(), Vec::new(), |_| false));
         let dns = NodeDnsLookup::new(names, zone, watch::Sender::default().subscribe());
-        let finder = Finder::new(registry.clone(), own, peers.clone(), dns, at.port());
+        let finder = Finder::without_peers(registry.clone(), own);
+        finder.ask(&peers, dns, at.port());
         let [stopping, cut_off] = [false; 2].map(AtomicBool::new);
         let server = Self { at, own, registry, peers, finder, table, drain, figures, stopping, cut_off };
         let server = Arc::new(server);

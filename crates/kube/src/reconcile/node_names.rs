@@ -60,7 +60,7 @@ pub struct NodeNamesReconciler {
     report: StateReport,
     nodes: Mutex<WatchedObjects<KubeNodeState>>,
     /// Addresses of the Service, to which names of nodes resolve although no server has them. Empty until they are known.
-    pub service: watch::Sender<BTreeSet<IpAddr>>,
+    service: watch::Sender<BTreeSet<IpAddr>>,
     /// Nodes already logged as having no name, and why.
     left_out: Mutex<BTreeMap<String, &'static str>>,
     /// Notified when Nodes have changed.
@@ -68,10 +68,14 @@ pub struct NodeNamesReconciler {
 }
 
 impl NodeNamesReconciler {
-    /// Creates the reconciler; sends no request. Calls `report` with whether the ConfigMap is up to date as far as this
-    /// server knows, and if not, why.
-    pub fn new(params: NamesReconcilerParams, report: StateReport) -> Self {
-        let service = watch::Sender::default();
+    /// Creates the reconciler; sends no request. Sends the Service's addresses to `service`: names of nodes resolve to
+    /// them although no server has them. Calls `report` with whether the ConfigMap is up to date as far as this server
+    /// knows, and if not, why.
+    pub fn new(
+        params: NamesReconcilerParams,
+        service: watch::Sender<BTreeSet<IpAddr>>,
+        report: StateReport,
+    ) -> Self {
         let nodes = Mutex::default();
         let left_out = Mutex::default();
         Self { params, report, nodes, service, left_out, nodes_changed: Notify::new() }

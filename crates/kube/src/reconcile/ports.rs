@@ -44,16 +44,17 @@ pub struct PortWatchParams {
 pub struct PortWatch {
     params: PortWatchParams,
     /// The ports in the ConfigMap.
-    pub ports: watch::Sender<ConfigMapPorts>,
+    ports: watch::Sender<ConfigMapPorts>,
     report: StateReport,
     /// Notified when the ConfigMap may have changed.
     configmap_changed: Notify,
 }
 
 impl PortWatch {
-    /// Creates a watch; sends no request. Calls `report` with whether all listed ports are served, and if not, why.
-    pub fn new(params: PortWatchParams, report: StateReport) -> Self {
-        Self { params, ports: watch::Sender::default(), report, configmap_changed: Notify::new() }
+    /// Creates a watch; sends no request. Sends the ports in the ConfigMap to `ports`. Calls `report` with whether all
+    /// listed ports are served, and if not, why.
+    pub fn new(params: PortWatchParams, ports: watch::Sender<ConfigMapPorts>, report: StateReport) -> Self {
+        Self { params, ports, report, configmap_changed: Notify::new() }
     }
 
     /// Runs the watch until draining starts.

@@ -14,6 +14,7 @@ use tunnel_kube::csr::approver::Approver;
 use tunnel_kube::csr::profile::Profile;
 use tunnel_kube::csr::renewer::{CertificateNameSource, CertificateRenewer};
 use tunnel_kube::csr::server_name_sources::ServerNameSources;
+use tunnel_net::reload::reload_now;
 
 /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot start
 /// earlier. Retries forever and logs the reasons. Cancel safe.
@@ -26,7 +27,13 @@ pub(crate) fn keep_server(csr: &ServerCsrConfig, readiness: &Readiness, drain: &
     for renewer in renewers(csr) {
         let readiness = readiness.clone();
         let condition = renewer.profile.condition();
-        let report = move |state| readiness.set_degraded(condition, state);
+        let report = move |state: Result<(), String>| {
+            // A listener may have waited for the first certificate.
+            if state.is_ok() {
+                reload_now();
+            }
+            readiness.set_degraded(condition, state);
+        };
         drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
     }
 }

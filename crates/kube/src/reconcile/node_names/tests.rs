@@ -158,7 +158,7 @@ fn failure(code: u16) -> (u16, Value) {
 }
 
 fn names(apiserver: &Apiserver, identity: &str) -> NodeNamesReconciler {
-    NodeNamesReconciler::new(params(apiserver, identity), Box::new(drop))
+    NodeNamesReconciler::new(params(apiserver, identity), watch::Sender::default(), Box::new(drop))
 }
 
 fn params(apiserver: &Apiserver, identity: &str) -> NamesReconcilerParams {
@@ -248,7 +248,7 @@ async fn a_forbidden_lease_is_reported_until_it_is_held() {
     let (drain, reported) = (Drain::new(), Arc::new(Mutex::new(Ok(()))));
     let state = reported.clone();
     let report = Box::new(move |now| *state.lock().unwrap() = now);
-    let names = NodeNamesReconciler::new(params(&apiserver, "first"), report);
+    let names = NodeNamesReconciler::new(params(&apiserver, "first"), watch::Sender::default(), report);
     drain.spawn(tracing::Span::none(), names.run(drain.clone()));
     advance_until(&apiserver, "the error is reported", || {
         reported.lock().unwrap().as_ref().is_err_and(|why| why.contains("Lease n/lease"))
