@@ -25,6 +25,8 @@ pub(crate) struct SendQueue {
     pub(crate) waiting: WaitingFrames,
     /// Decides when bulk and acknowledgements may be sent.
     pub(crate) pacing: Pacing,
+    /// Bytes that were sent while the window was full.
+    beyond: usize,
     /// Number of entries at which stale ones are removed.
     sweep_at: usize,
     /// Since when something waits to be sent that the gRPC stream has not pulled.
@@ -74,6 +76,7 @@ impl SendQueue {
             rtts: RttEstimator::default(),
             waiting: WaitingFrames::default(),
             pacing: Pacing::new(paced),
+            beyond: 0,
             sweep_at: SWEEP,
             unpulled: None,
             outbound: None,
@@ -101,18 +104,23 @@ impl SendQueue {
             self.pacing.acks.send_now();
             return Poll::Ready(Some(SendItem::Reply(frame)));
         }
+        let is_full =
+            self.queued_entries() > 0 && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
+        if !is_full {
+            self.beyond = 0;
+            self.waiting.turns.forgive();
+        }
+        // What passes a full window has a bound for all clients together, else many of them would fill the line.
+        let is_closed = is_full && self.beyond >= MAX_BEYOND;
         while acks && let Some(session) = self.waiting.credits.pop_front() {
-            let is_full = self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
-            if self.waiting.turns.pass_credit(session.source.client(), is_full) {
+            if !is_closed && self.waiting.turns.pass_credit(session.source.client(), is_full) {
                 self.pacing.acks.on_sent(now);
                 return Poll::Ready(Some(SendItem::Turn(Turn::Credit(session))));
             }
             self.waiting.turns.enter_control(session, FlowKind::Credit);
         }
-        let small_only = self.waiting.turns.has_bulk()
-            && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
-        if let Some(mut flow) = self.waiting.turns.next(small_only) {
-            let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
+        if !is_closed && let Some(mut flow) = self.waiting.turns.next(is_full) {
+            let most = if is_full { INTERACTIVE_BACKLOG } else { usize::MAX };
             let longest = self.longest_frame();
             return Poll::Ready(Some(SendItem::Turn(match flow.kind {
                 FlowKind::Answer => Turn::Answer(flow),
@@ -124,10 +132,11 @@ impl SendQueue {
                 FlowKind::Data => Turn::Data { longest: flow.longest(longest), flow, most },
             })));
         }
-        if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
+        let is_held = is_full && self.waiting.turns.len() > 0;
+        if is_held && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
             return Poll::Ready(Some(self.ping(now)));
         }
-        self.pacing.look_later(cx, now, self.acks_wait(), small_only);
+        self.pacing.look_later(cx, now, self.acks_wait(), is_held);
         Poll::Pending
     }
 
@@ -226,7 +235,7 @@ impl SendQueue {
             Turn::Answer(flow) | Turn::Data { flow, .. } if sent.bytes > 0 => {
                 self.on_data_sent(sent.bytes, flow, now);
             }
-            Turn::Credit(_) => self.pacing.bulk.iter_mut().for_each(|bulk| bulk.on_sent(sent.bytes)),
+            Turn::Credit(_) => self.on_bytes_sent(sent.bytes, now),
             _ => {}
         }
         match (turn, sent.backlog) {
@@ -245,11 +254,17 @@ impl SendQueue {
     fn on_data_sent(&mut self, bytes: usize, flow: &QueuedFlow, now: Instant) {
         self.waiting.turns.sent(flow, bytes);
         self.pacing.acks.send_now();
-        if let Some(bulk) = &mut self.pacing.bulk {
-            bulk.on_sent(bytes);
-            if flow.usage.is_interactive() {
-                bulk.interactive(now);
-            }
+        self.on_bytes_sent(bytes, now);
+        if flow.usage.is_interactive() {
+            self.pacing.bulk.iter_mut().for_each(|bulk| bulk.interactive(now));
+        }
+    }
+
+    fn on_bytes_sent(&mut self, bytes: usize, now: Instant) {
+        let Some(bulk) = &mut self.pacing.bulk else { return };
+        bulk.on_sent(bytes);
+        if bulk.is_blocked(now) {
+            self.beyond += bytes;
         }
     }
 
@@ -295,6 +310,8 @@ impl SendQueue {
     }
 }
 
+/// Bytes that may be sent beyond a full window until it has room again: a line of 256 kbit/s takes half a second.
+const MAX_BEYOND: usize = 4 * INTERACTIVE_BACKLOG;
 /// Maximum number of queued replies; more are dropped.
 pub(crate) const MAX_QUEUED_REPLIES: usize = 1000;
 /// Below this number of entries stale ones are not worth a check.
@@ -409,6 +426,52 @@ mod tests {
         assert_eq!(sent[..3], ["flood", "other", "typist"]);
         assert_eq!(sent.len(), 2 + 33, "little goes on a full line, too");
         assert_eq!(queue.waiting.turns.answers_of("flood"), 1000 - 33);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_typed_alone_passes_a_full_window_and_many_with_a_little_share_a_bound() {
+        let mut queue = SendQueue::new(true);
+        let now = Instant::now();
+        let mut info = TcpInfo {
+            rtt: Duration::from_millis(40),
+            least_round_trip: Duration::from_millis(40),
+            variation: Duration::ZERO,
+            pacing: 1_000_000,
+            delivered: 0,
+            segment: 1448,
+            in_flight: 0,
+            unsent: 0,
+            written: 0,
+        };
+        queue.pacing.bulk.as_mut().unwrap().read(info, now);
+        let mut usage = FlowUsage::default();
+        for _ in 0..600 {
+            let mut flow = turn(&mut queue, usage, 1, now);
+            flow.charge(1);
+            usage = flow.usage;
+            queue.waiting.turns.sent(&flow, 1);
+        }
+        info.in_flight = 1 << 20;
+        queue.pacing.bulk.as_mut().unwrap().read(info, now);
+        for client in 0..8 {
+            let entry = QueuedSource { source: Speaker::of(&client.to_string()), stay: 0 };
+            queue.waiting.turns.enter(entry, FlowUsage::default(), 1 << 20, 65_200);
+        }
+        // The test would wait for ever if it did not pass.
+        turn(&mut queue, usage, 1, now);
+        for client in 8..72 {
+            let entry = QueuedSource { source: Speaker::of(&client.to_string()), stay: 0 };
+            queue.waiting.turns.enter(entry, FlowUsage::default(), 4000, 65_200);
+        }
+        let mut beyond = 0;
+        while let Poll::Ready(Some(item)) = queue.poll_next(&mut Context::from_waker(Waker::noop()), now) {
+            if let SendItem::Turn(Turn::Data { mut flow, .. }) = item {
+                flow.charge(4000);
+                queue.on_data_sent(4000, &flow, now);
+                beyond += 4000;
+            }
+        }
+        assert_eq!(beyond, 20_000, "of 256,000 bytes that wait");
     }
 
     #[tokio::test(start_paused = true)]
