@@ -16,6 +16,7 @@ use tracing::warn;
 
 use crate::admission::denial::Denial;
 use crate::admission::{Admission, AdmissionOutcome, ListenerProtocol};
+use crate::config::WarningKind;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::{PortTlsState, Tls};
 use crate::config::table::ConfigTableReader;

@@ -81,7 +81,13 @@ fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<Ser
         (FrameKind::NodePage(page), Some(peers)) => peers.handle_node_page(link, page),
         (FrameKind::Load(_) | FrameKind::ListNodes(_) | FrameKind::NodePage(_), None) => {}
         (FrameKind::Cluster(said), _) => {
-            let reply = shared.edge_links.proofs.borrow().pod_tokens.as_ref().and_then(|tokens| tokens.on_peer(&said));
+            let reply = shared
+                .edge_links
+                .proofs
+                .borrow()
+                .pod_tokens
+                .as_ref()
+                .and_then(|tokens| tokens.on_peer(&said));
             // Without room on the link the question is repeated.
             reply.map(|reply| link.signal(&node, FrameKind::Cluster(reply.into())));
         }

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Service, ServicePort};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
+use tokio::sync::watch::Sender;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::reconcile::node_names::{NamesReconcilerParams, NodeNamesReconciler};
@@ -115,7 +116,7 @@ fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     let (first, second) = (Drain::new(), Drain::new());
     let begin = |drain: &Drain, name: &str, kubeconfig| {
         let cluster = Cluster { kubeconfig: Some(kubeconfig), namespace: Some(NAMESPACE.to_owned()) };
-        let names = NodeNamesReconciler::new(params(cluster, name), Box::new(|_| {}));
+        let names = NodeNamesReconciler::new(params(cluster, name), Sender::default(), Box::new(|_| {}));
         kubernetes.run(async { drain.spawn(tracing::Span::none(), names.run(drain.clone())) });
     };
     begin(&first, "first", held.kubeconfig.clone());
