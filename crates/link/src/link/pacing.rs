@@ -112,7 +112,7 @@ impl Link {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use crate::link::ack_pacing::MAX_WAIT;
     use std::future::poll_fn;
     use std::sync::Arc;
@@ -136,7 +136,7 @@ mod tests {
         (link, Speaker::new())
     }
 
-    fn reading(rtt: Duration) -> TcpInfo {
+    pub(crate) fn reading(rtt: Duration) -> TcpInfo {
         TcpInfo {
             rtt,
             least_round_trip: rtt,

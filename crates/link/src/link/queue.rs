@@ -323,6 +323,7 @@ const PLAIN_FRAME: usize = 16 * 1024;
 mod tests {
     use std::time::Duration;
 
+    use crate::link::pacing::tests::reading;
     use crate::schedule::FlowUsage;
     use crate::schedule::tests::Speaker;
     use tunnel_net::tcp_info::TcpInfo;
@@ -396,17 +397,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_flood_of_answers_of_one_client_keeps_back_no_others_and_waits_for_a_full_line() {
         let (mut queue, now) = (SendQueue::new(true), Instant::now());
-        let full = TcpInfo {
-            rtt: Duration::from_millis(40),
-            least_round_trip: Duration::from_millis(40),
-            variation: Duration::ZERO,
-            pacing: 1_000_000,
-            delivered: 0,
-            segment: 1448,
-            in_flight: 1 << 20,
-            unsent: 0,
-            written: 0,
-        };
+        let full = TcpInfo { in_flight: 1 << 20, ..reading(Duration::from_millis(40)) };
         queue.pacing.bulk.as_mut().unwrap().read(full, now);
         let answer = QueueRequest { answer: true, ..QueueRequest::default() };
         let key = QueueRequest { backlog: Some(1), ..QueueRequest::default() };
@@ -432,17 +423,7 @@ mod tests {
     async fn who_typed_alone_passes_a_full_window_and_many_with_a_little_share_a_bound() {
         let mut queue = SendQueue::new(true);
         let now = Instant::now();
-        let mut info = TcpInfo {
-            rtt: Duration::from_millis(40),
-            least_round_trip: Duration::from_millis(40),
-            variation: Duration::ZERO,
-            pacing: 1_000_000,
-            delivered: 0,
-            segment: 1448,
-            in_flight: 0,
-            unsent: 0,
-            written: 0,
-        };
+        let mut info = reading(Duration::from_millis(40));
         queue.pacing.bulk.as_mut().unwrap().read(info, now);
         let mut usage = FlowUsage::default();
         for _ in 0..600 {
@@ -457,8 +438,8 @@ mod tests {
             let entry = QueuedSource { source: Speaker::of(&client.to_string()), stay: 0 };
             queue.waiting.turns.enter(entry, FlowUsage::default(), 1 << 20, 65_200);
         }
-        // The test would wait for ever if it did not pass.
-        turn(&mut queue, usage, 1, now);
+        queue.waiting.turns.enter(QueuedSource { source: Speaker::new(), stay: 0 }, usage, 1, 65_200);
+        assert!(queue.waiting.turns.next(true).is_some(), "the next key waits as bulk does");
         for client in 8..72 {
             let entry = QueuedSource { source: Speaker::of(&client.to_string()), stay: 0 };
             queue.waiting.turns.enter(entry, FlowUsage::default(), 4000, 65_200);
